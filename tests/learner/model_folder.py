@@ -66,3 +66,14 @@ def make_model_folder(folder: pathlib.Path, *, chat_template: str = "", **config
     if chat_template:
         (folder / "chat_template.jinja").write_text(chat_template)
     return folder
+
+
+def swap_tokens(folder: pathlib.Path, first: int) -> tuple[str, str]:
+    """Exchanges the ids `first` and `first` + 1 of a folder's tokenizer; returns the two tokens as they were."""
+    file = folder / "tokenizer.json"
+    tokenizer = json.loads(file.read_text())
+    vocab = tokenizer["model"]["vocab"]
+    one, other = sorted(vocab, key=vocab.get)[first : first + 2]
+    vocab[one], vocab[other] = vocab[other], vocab[one]
+    file.write_text(json.dumps(tokenizer))
+    return one, other

@@ -1,5 +1,6 @@
 """Which text of a supervised row is trained, and that its context is the prompt of reinforcement learning."""
 
+import dataclasses
 import itertools
 from typing import Any
 
@@ -9,9 +10,10 @@ from bridge.text import text_tokens
 from configs import sections
 from learner.data.completions import joined, render_completions, tokenize_completions, turn_end
 from learner.data.parse_row import RowFormat, parse_row
-from learner.data.problem import Problem, RawProblem, is_held_out
+from learner.data.problem import Problem, RawProblem, is_held_out, task_of
+from learner.data.source_context import SourceContext
 from learner.data.tokenizer import Tokenizer, load_tokenizer, tokenize
-from tests.learner.chat_folder import CHAT, write_chat_tokenizer
+from tests.learner.chat_folder import CHAT, sft_config, write_chat_tokenizer
 from tests.learner.model_folder import VOCAB_SIZE, make_model_folder
 
 USER, TURN = "<|im_start|>user\n{}<|im_end|>\n", "<|im_start|>assistant\n"
@@ -178,3 +180,12 @@ def test_turns_share_as_prompt_only_what_all_their_contexts_begin_with(tmp_path)
     other = loaded(tmp_path / "n", "{{ 'many' if messages|length > 2 else 'one' }}" + CHAT)
     with pytest.raises(ValueError, match="begins the conversation differently when another turn follows"):
         tokenize_completions(raw(said("a", "b", "c", "d")), other, PROMPTS)
+
+
+def test_generated_problem_without_an_answer_is_refused_and_another_one_teaches_its_answer(chat, tmp_path):
+    context = SourceContext(config=sft_config(tmp_path, [{}]), tokenizer=chat)
+    found = RawProblem("1+1=", (), task_of("2", {"exact": 1.0}, answer_in="text"))
+    assert trained(context.tokenize(found, ""), chat) == [["2<|im_end|>"]]
+    nothing = dataclasses.replace(found, task=task_of("", {"exact": 1.0}, answer_in="text"))
+    with pytest.raises(ValueError, match="prompts: the task's problem has no reference answer to learn: '1[+]1='"):
+        context.tokenize(nothing, "")

@@ -8,7 +8,7 @@ import pytest
 from configs import schema, sections
 from learner.model.architecture import Architecture
 from learner.model.teachers import teacher_architectures
-from tests.learner.model_folder import make_model_folder
+from tests.learner.model_folder import make_model_folder, swap_tokens
 
 CONFIG = schema.Config(preset="test")
 
@@ -39,12 +39,7 @@ def test_teacher_of_another_size_with_more_tokens_is_accepted(tmp_path, student)
 
 def test_teacher_of_another_tokenizer_is_refused_with_the_first_token_that_differs(tmp_path, student):
     teacher = make_model_folder(tmp_path / "teacher")
-    file = teacher / "tokenizer.json"
-    tokenizer = json.loads(file.read_text())
-    vocab = tokenizer["model"]["vocab"]
-    one, other = sorted(vocab, key=vocab.get)[5:7]
-    vocab[one], vocab[other] = vocab[other], vocab[one]
-    file.write_text(json.dumps(tokenizer))
+    one, other = swap_tokens(teacher, 5)
     with pytest.raises(ValueError, match="teacher_path .*teacher: expected the tokenizer .* but 2 of") as error:
         found(student, teacher)
     assert f"id 5 is {one!r}, got {other!r}" in str(error.value)

@@ -6,14 +6,21 @@ import pytest
 
 from configs.schema import Config
 from configs.sections import CriticConfig, LossConfig
-from learner.model.value_head import critic_architecture
+from learner.model.architecture import Architecture
+from learner.model.value_head import check_critic, critic_architecture
+from tests.learner.model_folder import make_model_folder, swap_tokens
 from tests.learner.streams import HF_CONFIG, MODEL
+
+
+def config_with(folder):
+    """A run whose critic starts from this folder."""
+    return Config(preset="test", loss=LossConfig(advantage="gae"), critic=CriticConfig(path=str(folder)))
 
 
 def config_of(tmp_path, **fields):
     """A run whose critic's folder has a config.json with these fields."""
     (tmp_path / "config.json").write_text(json.dumps(json.loads(MODEL.hf_json) | fields))
-    return Config(preset="test", loss=LossConfig(advantage="gae"), critic=CriticConfig(path=str(tmp_path)))
+    return config_with(tmp_path)
 
 
 def test_critic_may_have_another_size_than_the_policy_and_has_no_output_head(tmp_path):
@@ -33,3 +40,11 @@ def test_critic_may_have_another_size_than_the_policy_and_has_no_output_head(tmp
 def test_critic_with_fewer_words_or_positions_is_refused(tmp_path, fields, said):
     with pytest.raises(ValueError, match=said):
         critic_architecture(config_of(tmp_path, **fields), MODEL)
+
+
+def test_critic_of_another_tokenizer_is_refused(tmp_path):
+    policy, critic = (make_model_folder(tmp_path / name) for name in ("policy", "critic"))
+    check_critic(config_with(critic), Architecture.from_hf(policy), policy)
+    swap_tokens(critic, 5)
+    with pytest.raises(ValueError, match="critic.path .*critic: expected the tokenizer of the policy"):
+        check_critic(config_with(critic), Architecture.from_hf(policy), policy)

@@ -9,8 +9,8 @@ import jax
 import numpy as np
 import pytest
 
-from configs.sections import MeshConfig, PackingConfig
-from learner.update.auto_shape import MIN_UPDATES, NUM_SEEN, AutoShape, propose
+from configs.sections import LossConfig, MeshConfig, PackingConfig, SftConfig
+from learner.update.auto_shape import MIN_UPDATES, NUM_SEEN, AutoShape, first_packs, propose
 from learner.update.packing import pack_groups
 from tests.learner.streams import config_of, fresh_params, random_groups, steps_of
 
@@ -76,6 +76,18 @@ def test_propose_for_groups_that_come_one_by_one_has_no_room_for_more():
     # By hand: a group of 8 x 71 = 568 tokens fills a row of 576; all at once would take 2304 for each of them.
     shape = propose([[71] * 8] * 4, auto())
     assert (shape.rows, shape.row_tokens) == (1, 576)
+
+
+def test_first_updates_of_a_supervised_run_have_its_rows_and_not_a_groups():
+    config = auto(sequences=4)
+    config = dataclasses.replace(
+        config,
+        loss=LossConfig(name="sft"),
+        sft=SftConfig(rows_per_update=24),
+        sampling=dataclasses.replace(config.sampling, temperature=1.0),
+        rounds=dataclasses.replace(config.rounds, groups_per_round=1, groups_per_update=1),
+    )
+    assert max(map(len, first_packs([[40]] * 5, config))) == 24
 
 
 def test_micro_batches_are_larger_where_products_are_bfloat16():

@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from configs.sections import CorrectionConfig
 from learner.metrics.metric_names import METRICS
+from learner.update.corrections import correct
 from learner.update.diagnostics import LAG_BUCKETS, Merging, Stats, finalize, measure, merge
 from learner.update.reductions import RANGE, RELATIVE_ERROR, Moments
 from tests.learner.streams import config_of, pack, random_group, random_rollout
@@ -33,7 +35,7 @@ def group(name, *rollouts):
     return dataclasses.replace(base, rollouts=rollouts)
 
 
-def measured(batch, *, clipped=None, dlogprobs=0.0, entropy=0.25, kl=0.0, teacher_kl=0.0, step=STEP):
+def measured(batch, *, clipped=None, dlogprobs=0.0, entropy=0.25, kl=0.0, teacher_kl=0.0, step=STEP, correction=None):
     full = jnp.full(batch.tokens.shape, np.log(1 / 8), jnp.float32) + dlogprobs
     return measure(
         batch,
@@ -43,6 +45,7 @@ def measured(batch, *, clipped=None, dlogprobs=0.0, entropy=0.25, kl=0.0, teache
         kl=jnp.full(batch.tokens.shape, kl, jnp.float32),
         teacher_kl=jnp.where(jnp.asarray(batch.teacher_ids) > 0, teacher_kl, 0.0),
         step=jnp.int32(step),
+        correction=correction,
     )
 
 
@@ -101,6 +104,17 @@ def test_measure_response_over_three_versions_gives_the_numbers_by_hand():
     for name, value in want.items():
         rtol = 2e-2 if name.startswith("ratio/p") else 1e-5
         np.testing.assert_allclose(got[name], value, rtol=rtol, err_msg=name)
+
+
+@pytest.mark.heavy
+def test_mean_of_the_kl_to_a_teacher_is_over_tokens_that_are_not_rejected():
+    batch = pack(config_of(), [group("a", SPANNING, FRESH)])[0].batch
+    batch = dataclasses.replace(batch, teacher_ids=batch.loss_mask.astype(np.int8))
+    log_ratio = np.where(batch.loss_mask, np.log(1 / 8) - batch.behavior_logprobs, np.float32(0))
+    asked = CorrectionConfig(reject="token", max_ratio=2.0)  # the token of weight 4 is outside
+    found = correct(*(jnp.asarray(x) for x in (log_ratio, batch.loss_mask, batch.segment_ids)), None, asked)
+    got = finalize(measured(batch, teacher_kl=jnp.where(found.kept, 0.75, 0.0), correction=found))
+    assert int(found.kept.sum()) == 4 and float(got["teacher_kl"]) == pytest.approx(0.75)
 
 
 @pytest.mark.heavy
