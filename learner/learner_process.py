@@ -74,7 +74,7 @@ class LearnerProcess(abc.ABC):
         of_run = {"format": FORMAT, "model": model, "mesh": self.config.mesh.axes} | of_base
         of_run["optimizer"] = self.config.optimizer.name
         if self.trainer.critic is not None:
-            of_run["critic"] = json.loads(self.trainer.critic.steps.architecture.hf_json)
+            of_run["critic"] = self.trainer.critic.steps.metadata
         host_state = of_run | self.begin_save()
         return Save(self.step, host_state)
 

@@ -30,7 +30,7 @@ from learner.update.critic_step import Critic
 from learner.update.frozen_policies import FrozenLogprobs, FrozenPolicies
 from learner.update.optimizer import TrainState
 from learner.update.packing import MicroBatch, PackedBatch
-from learner.update.train_step import TrainStep
+from learner.update.train_step import TrainStep, combine_params
 from learner.update.tree_file import read_sharded
 
 
@@ -129,10 +129,18 @@ class PolicyTrainer:
         return None if self.base is None else self.base.params
 
     @property
+    def critic_architecture(self) -> Architecture | None:
+        """Architecture of the critic's own model; None without one."""
+        return None if self.critic is None or self.critic.steps.reads_policy else self.critic.steps.architecture
+
+    @property
     def num_skipped(self) -> int:
         """Skipped steps of the policy's and the critic's optimizer."""
         states = [self.state] if self.critic is None else [self.state, self.critic.state]
         return sum(int(state.skipped_updates) for state in states)
+
+    def _policy_params(self) -> Params:
+        return combine_params(self.frozen, self.state.params)
 
     def offload(self) -> None:
         """Moves the state, base, frozen policies and critic to host memory until `reload`; for one process."""
@@ -163,7 +171,7 @@ class PolicyTrainer:
         before = self.steps.pending
         batch, values = self.steps.spread(micro.batch), None
         if self.critic is not None:
-            batch, values = self.critic.accumulate(batch)
+            batch, values = self.critic.accumulate(self._policy_params(), batch)
         anchors = self.anchors.score(batch, micro.teachers)
         self.state = self.steps.accumulate(self.state, batch, anchors, self.frozen)
         is_new = self.steps.spreads or self.critic is not None
@@ -176,7 +184,7 @@ class PolicyTrainer:
         before = self.steps.pending
         batch = self.steps.put(micro.batch)
         if self.critic is not None:
-            self.critic.accumulate(batch, values)
+            self.critic.accumulate(self._policy_params(), batch, values)
         self.state = self.steps.accumulate(self.state, batch, anchors, self.frozen)
         jax.block_until_ready(before)
 

@@ -106,19 +106,23 @@ def restore(
     def check(host_state: dict[str, Any]) -> None:
         _check_host_state(host_state, weights=weights, folder=folder, model_folder=model_folder, base=base)
         check_same_optimizer(host_state, weights.config.optimizer.name, folder)
-        check_same_critic(host_state.get("critic"), None if critic is None else critic.architecture, folder)
+        check_same_critic(host_state.get("critic"), None if critic is None else critic.metadata, folder)
 
     abstract = saved_part(steps.abstract_state(), None if critic is None else critic.abstract_state())
     restored = checkpoints.restore_latest(abstract, check=check)
     if restored is None:
         params = steps.init_adapters() if base else weights.load(model_folder, weights.config.model.param_dtype)
-        begun = None if critic is None else Critic(critic, critic.init(load_critic(weights, model_folder)))
+        begun = None if critic is None else _new_critic(critic, weights, model_folder)
         return Restored(0, steps.init(params), begun, None)
     step, arrays, host_state = restored
     found = None
     if critic is not None:
         found = Critic(critic, TrainState(**arrays.pop("critic"), accumulator=critic.zero_accumulator()))
     return Restored(step, TrainState(**arrays, accumulator=steps.zero_accumulator()), found, host_state)
+
+
+def _new_critic(critic: CriticStep, weights: WeightLoader, model_folder: pathlib.Path) -> Critic:
+    return Critic(critic, critic.init({} if critic.reads_policy else load_critic(weights, model_folder)))
 
 
 def load_critic(weights: WeightLoader, model_folder: pathlib.Path) -> Params:
@@ -260,12 +264,12 @@ def check_same_optimizer(host_state: dict[str, Any], name: str, folder: pathlib.
         )
 
 
-def check_same_critic(saved: dict[str, Any] | None, now: Architecture | None, folder: pathlib.Path) -> None:
-    """Raises CheckpointError if a checkpoint and the run differ in having a critic, or in its architecture.
+def check_same_critic(saved: dict[str, Any] | None, now: dict[str, Any] | None, folder: pathlib.Path) -> None:
+    """Raises CheckpointError if a checkpoint and the run differ in having a critic, its backbone or its architecture.
 
     Args:
-      saved: config.json of the checkpoint's critic, or None.
-      now: architecture of the run's critic, or None.
+      saved: metadata of the checkpoint's critic (`CriticStep.metadata`), or None.
+      now: metadata of the run's critic, or None.
       folder: run folder, for the message.
     """
     if saved is None or now is None:
@@ -275,8 +279,11 @@ def check_same_critic(saved: dict[str, Any] | None, now: Architecture | None, fo
                 f"{'with' if now else 'without'} one. Restore loss.advantage, or start a new run"
             )
         return
-    was = dataclasses.replace(Architecture.from_hf(saved), tie_word_embeddings=True)
-    check_same("critic", _shape_fields(was), _shape_fields(now), folder)
+    backbone_was, backbone = ({"backbone": one.get("backbone", "own")} for one in (saved, now))
+    check_same("critic", backbone_was, backbone, folder)
+    if "backbone" not in saved:
+        was, is_now = (dataclasses.replace(Architecture.from_hf(one), tie_word_embeddings=True) for one in (saved, now))
+        check_same("critic", _shape_fields(was), _shape_fields(is_now), folder)
 
 
 def check_same_adapters(

@@ -79,7 +79,7 @@ def train_all(run: Run) -> None:
         store=run.store,
         num_skipped=run.trainer.num_skipped,
         lora=run.config.lora,
-        critic=None if run.trainer.critic is None else run.trainer.critic.steps.architecture,
+        critic=run.trainer.critic_architecture,
     )
     batches = run.stream.micro_batches()
     while run.step < run.config.run.num_updates:

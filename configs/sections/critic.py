@@ -11,13 +11,17 @@ from configs.sections.schedule import RoundsConfig
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CriticConfig(CheckedSection):
-    """Critic: a value model of its own, trained on the same micro-batches as the policy (PPO).
+    """Critic: a value head, trained on the same micro-batches as the policy (PPO).
 
-    Its fields have an effect only with loss.advantage=gae. All parameters of the critic are trained. Its optimizer,
-    precisions, mesh and recomputation are the policy's, except for the learning rate. The critic takes the memory of a
-    second model with optimizer state. The defaults of `discount` and `gae_lambda` are PipelineRL's eq. 4: A = R - V.
+    Its fields have an effect only with loss.advantage=gae. Its optimizer, precisions, mesh and recomputation are the
+    policy's, except for the learning rate. The defaults of `discount` and `gae_lambda` are PipelineRL's eq. 4: A = R -
+    V.
     """
 
+    backbone: Literal["own", "policy"] = "own"
+    """Model whose last hidden states the head reads. `own`: a second model, which the value loss trains; it takes the
+    memory of a model with optimizer state. `policy`: the policy, which the value loss does not change; it takes no
+    memory, and a forward pass per micro-batch."""
     path: LocalPath = ""
     """Hugging Face folder of the critic's initial model, which must have the policy's tokenizer and may have another
     size. Its output head is replaced by a value head of zeros. Empty: model.path."""
@@ -51,6 +55,11 @@ class CriticConfig(CheckedSection):
                         "out"
                     )
             return
+        if self.backbone == "policy" and self.path:
+            raise ValueError(
+                f"critic.path={self.path} has no effect with critic.backbone=policy; leave it out, or set "
+                "critic.backbone=own"
+            )
         if loss.correction.rejects:
             raise ValueError(
                 "loss.correction.reject and veto require an advantage of the group, got loss.advantage=gae: the critic "

@@ -251,7 +251,7 @@ def check_disk_space(config: Config, model_folder: pathlib.Path) -> None:
     num_saves = max(0, min(config.checkpoint.keep + 1 - len(steps), num_left))
     num_params = _num_adapted(config, model_folder) if config.lora.is_on else _num_params(model_folder)
     save_bytes = checkpoint_bytes(config, model_folder, num_params, are_adapters=config.lora.is_on)
-    if config.loss.uses_critic:
+    if config.loss.uses_critic and config.critic.backbone == "own":
         critic = pathlib.Path(config.critic.path or model_folder)
         save_bytes += checkpoint_bytes(config, critic, _num_params(critic), are_adapters=False)
     num_bytes = num_saves * save_bytes

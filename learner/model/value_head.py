@@ -1,4 +1,4 @@
-"""Critic model: the decoder with a value head in place of its output head."""
+"""Critic: a value head on a decoder of its own, in place of the output head, or on the policy's."""
 
 import dataclasses
 import pathlib
@@ -59,18 +59,19 @@ def zero_head(architecture: Architecture, dtype: DTypeLike) -> Params:
 
 def with_head(decoder: Params, head: Params) -> Params:
     """Returns a decoder's parameters with a value head in place of the output head, if it has one."""
-    return {name: part for name, part in decoder.items() if name != "lm_head"} | {HEAD: head}
+    return decoder_params(decoder) | {HEAD: head}
 
 
 def decoder_params(params: Params) -> Params:
-    """Returns the critic's parameters without its head."""
-    return {name: part for name, part in params.items() if name != HEAD}
+    """Returns a decoder's parameters without a head."""
+    return {name: part for name, part in params.items() if name not in (HEAD, "lm_head")}
 
 
-def abstract_critic(architecture: Architecture, dtype: DTypeLike) -> Params:
-    """Returns the critic's parameters as `jax.ShapeDtypeStruct`, without allocation."""
+def abstract_critic(architecture: Architecture, config: Config) -> Params:
+    """Returns the critic's parameters as `jax.ShapeDtypeStruct`, without allocation; only the head on the policy."""
+    dtype = config.model.param_dtype
     head = jax.eval_shape(lambda: zero_head(architecture, dtype))
-    return with_head(abstract_params(architecture, dtype), head)
+    return {HEAD: head} if config.critic.backbone == "policy" else with_head(abstract_params(architecture, dtype), head)
 
 
 def values_of(params: Params, hidden: Float[Array, "B S D"]) -> Float32[Array, "B S"]:

@@ -234,8 +234,9 @@ def first_that_fits(
     """Returns the first of `choices` that fits in `usable` bytes of a device, or the last."""
     params = abstract_params(architecture, config.model.param_dtype)
     trained = abstract_adapters(architecture, config.lora, config.model.param_dtype) if config.lora.is_on else params
-    critic = critic_architecture(config, architecture)
-    value_params = None if critic is None else abstract_critic(critic, config.model.param_dtype)
+    # The memory of a head on the policy is negligible.
+    critic = None if config.critic.backbone == "policy" else critic_architecture(config, architecture)
+    value_params = None if critic is None else abstract_critic(critic, config)
     share = DeviceShare(
         num_tokens=-(-config.packing.rows * config.packing.row_tokens // axes_size(mesh, (*BATCH_AXES, "sequence"))),
         activation_bytes=width(config.model.compute_dtype),

@@ -3,10 +3,12 @@
 `accumulate` computes values, advantages and the gradient of the value loss in one pass, when a micro-batch arrives.
 Parameters are constant during an epoch, so in the first one these values are those before the update. Later epochs keep
 its advantages and targets. The update's loss is sum_n l_n / number of actions: sums and denominator are accumulated
-separately and divided once, so it depends neither on the packing nor on the order, as the policy's.
+separately and divided once, so it depends neither on the packing nor on the order, as the policy's. With
+critic.backbone=policy only the head is trained, on the policy's hidden states.
 """
 
 import dataclasses
+import json
 from typing import Any
 
 import jax
@@ -42,7 +44,7 @@ from learner.update.loss_fn import attention_paths, make_forward
 from learner.update.optimizer import Accumulator, ApplyUpdate, Metrics, TrainState, init_state, make_optimizer
 from learner.update.packing import PackedBatch
 from learner.update.reductions import Moments
-from learner.update.train_step import TrainStep
+from learner.update.train_step import TrainStep, combine_params
 
 
 class CriticStep:
@@ -59,7 +61,9 @@ class CriticStep:
         """
         self.architecture = architecture
         self._config, self._compilations = config.critic, policy.compilations
-        self._forward = make_forward(architecture, config, mesh, NO_LORA, remat=policy.remat)
+        self.reads_policy = config.critic.backbone == "policy"
+        lora = config.lora if self.reads_policy else NO_LORA
+        self._forward = make_forward(architecture, config, mesh, lora, remat=policy.remat)
         optimizer = dataclasses.replace(config.optimizer, learning_rate=config.critic.learning_rate)
         num_steps = config.run.num_updates * config.rounds.epochs
         transform = make_optimizer(optimizer, num_steps=num_steps, mesh=mesh)
@@ -72,13 +76,15 @@ class CriticStep:
             finalize=diagnostics.finalize_values,
         )
         dtype = config.model.param_dtype
-        params = abstract_critic(architecture, dtype)
+        params = abstract_critic(architecture, config)
         state = jax.eval_shape(lambda p: init_state(p, transform, ValueStats), params)
         self._state: TrainState = placed(state, param_shardings(state, mesh))
         self._batch = policy.abstract_batch()
 
         rows, whole, options = batch_sharding(mesh), replicated(mesh), compiler_options(mesh)
-        of_state, of_batch = shardings(self._state), shardings(self._batch)
+        of_state, of_batch, of_policy = shardings(self._state), shardings(self._batch), None
+        if self.reads_policy:
+            of_policy = shardings(combine_params(policy.abstract_base(), policy.abstract_state().params))
         self._rows = rows
         self._zero_head = jax.jit(lambda: zero_head(architecture, dtype), out_shardings=whole)
         self._init_rest = jax.jit(
@@ -90,7 +96,7 @@ class CriticStep:
         )
         self._jit_accumulate = jax.jit(
             self._accumulate,
-            in_shardings=(of_state.accumulator, of_state.params, of_batch, rows, whole),
+            in_shardings=(of_state.accumulator, of_state.params, of_policy, of_batch, rows, whole),
             out_shardings=(of_state.accumulator, rows, rows),
             donate_argnums=0,
             compiler_options=options,
@@ -103,8 +109,16 @@ class CriticStep:
             compiler_options=options,
         )
 
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """What a checkpoint of the critic says of its model: its config.json, or that it is the policy's."""
+        return {"backbone": "policy"} if self.reads_policy else json.loads(self.architecture.hf_json)
+
     def init(self, decoder: Params) -> TrainState:
-        """Returns a new state of a decoder's parameters and a value head of zeros; without a copy, as `TrainStep`."""
+        """Returns a new state of a decoder's parameters and a value head of zeros; without a copy, as `TrainStep`.
+
+        The decoder is empty if the head reads the policy.
+        """
         params = with_head(decoder, self._zero_head())
         spread = jax.device_put(params, shardings(self._state.params))
         return dataclasses.replace(self._init_rest(spread), params=spread)
@@ -118,12 +132,17 @@ class CriticStep:
         return self._zeros()
 
     def accumulate(
-        self, state: TrainState, batch: PackedBatch, values: Float32[Array | np.ndarray, "B S"] | None = None
+        self,
+        state: TrainState,
+        policy: Params,
+        batch: PackedBatch,
+        values: Float32[Array | np.ndarray, "B S"] | None = None,
     ) -> tuple[TrainState, Float32[Array, "B S"], Float32[Array, "B S"]]:
         """Adds a micro-batch to the optimizer step in progress; donates the accumulator.
 
         Args:
           state: state of the critic.
+          policy: current parameters of the policy, adapters combined with their base.
           batch: micro-batch on the mesh; its `advantages` are rewards in the first epoch.
           values: values of the first epoch, in later ones, where the batch has its advantages.
 
@@ -134,7 +153,12 @@ class CriticStep:
         kept = batch.behavior_logprobs if values is None else values  # not read in the first epoch
         with self._compilations.reported("critic", batch):
             accumulator, advantages, old_values = self._jit_accumulate(
-                state.accumulator, state.params, batch, put(kept, self._rows), np.bool_(is_first)
+                state.accumulator,
+                state.params,
+                policy if self.reads_policy else None,
+                batch,
+                put(kept, self._rows),
+                np.bool_(is_first),
             )
         return dataclasses.replace(state, accumulator=accumulator), advantages, old_values
 
@@ -144,7 +168,13 @@ class CriticStep:
             return self._jit_apply(state, np.int32(epoch))
 
     def _accumulate(
-        self, accumulator: Accumulator, params: Params, batch: PackedBatch, kept_values: Array, is_first: Array
+        self,
+        accumulator: Accumulator,
+        params: Params,
+        policy: Params | None,
+        batch: PackedBatch,
+        kept_values: Array,
+        is_first: Array,
     ) -> tuple[Accumulator, Array, Array]:
         self._compilations.count("critic")
         config, segment_ids = self._config, jnp.asarray(batch.segment_ids)
@@ -152,7 +182,7 @@ class CriticStep:
         actions = actions_of(mask, segment_ids, by_turn=config.level == "turn")
 
         def loss_sum(params: Params) -> tuple[Array, Any]:
-            values = self._values(params, batch)
+            values = self._values(params, policy, batch)
             old = jnp.where(is_first, jax.lax.stop_gradient(values), kept_values)
             factors = {"discount": float(config.discount), "gae_lambda": float(config.gae_lambda)}
             new = gae(old, given, actions, segment_ids, **factors)
@@ -173,10 +203,11 @@ class CriticStep:
         own = Accumulator(grads=grads, denominator=stats.returns.count, rejected=jnp.float32(0), loss=loss, stats=stats)
         return accumulator + own, advantages, values
 
-    def _values(self, params: Params, batch: PackedBatch) -> Float[Array, "B S"]:
+    def _values(self, params: Params, policy: Params | None, batch: PackedBatch) -> Float[Array, "B S"]:
         """Returns at each token the value of the state before it, which the model's output at i - 1 predicts."""
-        args = (batch.tokens, batch.positions, batch.segment_ids, batch.prefix_ids)
-        return jnp.roll(values_of(params, self._forward(decoder_params(params), *args)), 1, axis=1)
+        decoder, routed = (params, None) if policy is None else (policy, batch.routed_experts)
+        args = (batch.tokens, batch.positions, batch.segment_ids, batch.prefix_ids, routed)
+        return jnp.roll(values_of(params, self._forward(decoder_params(decoder), *args)), 1, axis=1)
 
     def _apply(self, state: TrainState, epoch: Array) -> tuple[TrainState, Metrics]:
         self._compilations.count("critic apply")
@@ -191,10 +222,10 @@ class Critic:
     state: TrainState
 
     def accumulate(
-        self, batch: PackedBatch, values: Float32[Array | np.ndarray, "B S"] | None = None
+        self, policy: Params, batch: PackedBatch, values: Float32[Array | np.ndarray, "B S"] | None = None
     ) -> tuple[PackedBatch, Float32[Array, "B S"]]:
         """Adds a micro-batch; returns it with advantages in place of rewards, and the values before the update."""
-        self.state, advantages, old_values = self.steps.accumulate(self.state, batch, values)
+        self.state, advantages, old_values = self.steps.accumulate(self.state, policy, batch, values)
         return dataclasses.replace(batch, advantages=advantages), old_values
 
     def apply(self, epoch: int) -> Metrics:

@@ -49,6 +49,10 @@ def test_one_response_per_prompt_requires_a_critic():
             "loss.correction.reject and veto require an advantage of the group",
         ),
         (
+            dict(critic=sections.CriticConfig(backbone="policy", path="models/small")),
+            "critic.path=models/small has no effect with critic.backbone=policy",
+        ),
+        (
             dict(critic=sections.CriticConfig(value_clip=0.2)),
             "critic.value_clip=0.2 has no effect with rounds.epochs=1",
         ),

@@ -15,7 +15,7 @@ from learner.update.critic_step import Critic
 from learner.update.frozen_policies import FrozenPolicies
 from learner.update.optimizer import TrainState
 from learner.update.packing import MicroBatch, pack_groups
-from learner.update.train_step import TrainStep
+from learner.update.train_step import TrainStep, combine_params
 
 _REPEATS = 5
 
@@ -51,7 +51,7 @@ def profile_learner(
 
     def accumulate() -> None:
         nonlocal state
-        known = batch if critic is None else critic.accumulate(batch)[0]
+        known = batch if critic is None else critic.accumulate(combine_params(base, state.params), batch)[0]
         state = steps.accumulate(state, known, anchors.score(known, micro.teachers), base)
         jax.block_until_ready(steps.pending)
 

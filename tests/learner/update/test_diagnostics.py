@@ -35,7 +35,17 @@ def group(name, *rollouts):
     return dataclasses.replace(base, rollouts=rollouts)
 
 
-def measured(batch, *, clipped=None, dlogprobs=0.0, entropy=0.25, kl=0.0, teacher_kl=0.0, step=STEP, correction=None):
+def measured(
+    batch,
+    *,
+    clipped=None,
+    dlogprobs=0.0,
+    entropy=0.25,
+    kl=0.0,
+    teacher_kl: float | jax.Array = 0.0,
+    step=STEP,
+    correction=None,
+):
     full = jnp.full(batch.tokens.shape, np.log(1 / 8), jnp.float32) + dlogprobs
     return measure(
         batch,
@@ -112,7 +122,8 @@ def test_mean_of_the_kl_to_a_teacher_is_over_tokens_that_are_not_rejected():
     batch = dataclasses.replace(batch, teacher_ids=batch.loss_mask.astype(np.int8))
     log_ratio = np.where(batch.loss_mask, np.log(1 / 8) - batch.behavior_logprobs, np.float32(0))
     asked = CorrectionConfig(reject="token", max_ratio=2.0)  # the token of weight 4 is outside
-    found = correct(*(jnp.asarray(x) for x in (log_ratio, batch.loss_mask, batch.segment_ids)), None, asked)
+    mask, segment_ids = jnp.asarray(batch.loss_mask), jnp.asarray(batch.segment_ids)
+    found = correct(jnp.asarray(log_ratio), mask, segment_ids, None, asked)
     got = finalize(measured(batch, teacher_kl=jnp.where(found.kept, 0.75, 0.0), correction=found))
     assert int(found.kept.sum()) == 4 and float(got["teacher_kl"]) == pytest.approx(0.75)
 
