@@ -21,12 +21,13 @@ from learner.checkpoint_hosts import CheckpointError
 from learner.distributed.sharding import make_mesh
 from learner.model import hf_save
 from learner.model.decoder import init_params, make_apply
+from learner.model.lora import merge
 from learner.model.value_head import decoder_params
 from learner.policy_trainer import EpochCache, PolicyTrainer
 from learner.restore import WeightLoader, restore, trainer_of
 from learner.update.critic_step import Critic, build_critic_step
 from learner.update.frozen_policies import FrozenPolicies
-from learner.update.train_step import build_train_step
+from learner.update.train_step import build_train_step, combine_params
 from tests.learner import eight_devices, several_hosts
 from tests.learner.model.publisher import NoPublisher
 from tests.learner.objective.test_gae import Sequence, token_book, turn_book
@@ -155,6 +156,22 @@ def test_advantages_and_every_epochs_gradient_are_those_of_the_books(level, back
     assert metrics["clip_fraction"] > 0.1, "the clip was never reached, so it was not tried"
     packed = np.concatenate([np.asarray(b.advantages)[np.asarray(b.loss_mask)] for b, _ in kept])
     np.testing.assert_allclose(np.sort(packed), np.sort(advantages[mask]), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.heavy
+def test_head_on_a_policy_with_adapters_reads_the_adapted_model():
+    config = config_with(backbone="policy", **GAE)
+    config = dataclasses.replace(config, lora=sections.LoraConfig(rank=3))
+    steps, critic = steps_with(config)
+    rng, base = np.random.default_rng(2), jax.device_get(fresh_params())
+    adapters = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32) / 4, steps.init_adapters())
+    (micro,) = pack(config, random_groups(0, 2))[:1]
+    found = critic.accumulate(state_with_head(critic), combine_params(base, adapters), steps.put(micro.batch))[2]
+    merged = decoder_params(merge(base, adapters, scale=config.lora.scale, dtype="float32"))
+    batch = micro.batch
+    wanted = plain_values(merged | {"value_head": head()}, batch.tokens, batch.positions, batch.segment_ids)
+    mask = np.asarray(batch.loss_mask)[:, 1:]
+    np.testing.assert_allclose(np.asarray(found)[:, 1:][mask], np.asarray(wanted)[mask], rtol=1e-4, atol=1e-5)
 
 
 NUM_PROMPTS, NUM_RESPONSES = 4, 32
