@@ -61,13 +61,13 @@ def get_config(preset: str = "pipelinerl") -> Config:
         prompts=prompts,
         sampling=SamplingConfig(max_response_tokens=40),
         optimizer=OptimizerConfig(learning_rate=3e-4),
-        # A prompt is longer than its answers, and eight of them share it.
-        packing=PackingConfig(rows=2, row_tokens=256, share_prompts=True),
+        # A prompt is longer than its answers, and eight of them share it. A group has 270 tokens at most, or few more.
+        packing=PackingConfig(rows=1, row_tokens=288, share_prompts=True),
         # With thirty float32 layers, engine and learner differ by up to 1e-4 nats on rare tokens. Weights of another
         # step differ a hundred times as much.
         publish=dataclasses.replace(base.publish, parity_bound=5e-4),
         checkpoint=CheckpointConfig(every_n_steps=8),
-        evaluation=EvaluationConfig(num_problems=256, every_n_steps=8),
+        evaluation=EvaluationConfig(num_problems=256, every_n_steps=8, temperature=0.0),
         actor=ActorConfig(max_num_seqs=128, enforce_eager=True, kv_cache_gib=1),
     )
 

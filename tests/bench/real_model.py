@@ -6,8 +6,8 @@ The recipe `arithmetic_smollm2`: sums and differences of numbers below a hundred
 `launch.sft` on worked answers, then `launch.local` with each preset from the warm model, 20 minutes of training in all.
 The recipe's own settings, but that these minutes end a run and every publish is probed. Reward 1 is a response whose
 last number is right (`math`, `answer_in=number`), on 256 held-out pairs of numbers, three quarters of them in three
-kinds of question that are not trained, sampled at temperature 1 by the engine that serves the policy (a value has a
-standard error of 0.03 at most). What counts is the last evaluation whose weights were made within the minutes;
+kinds of question that are not trained, by greedy decoding in the engine that serves the policy (a value has a standard
+error of 0.03 at most). What counts is the last evaluation whose weights were made within the minutes;
 evaluations and probes are in those minutes, starting and ending are not; each run's first compilation is.
 
 Engine tokens/s are response tokens trained a second of training, beside the learner; learner tokens/s are prompt and
@@ -90,7 +90,7 @@ def main(argv: list[str]) -> None:
     presets, root = runs.chosen(PRESETS), runs.folder_of("real-model")
     files = runs.prepare_smollm2(root / "data")
     base = [f"--config={RECIPE}", *(f"--config.{name}={value}" for name, value in files.items())]
-    values, rows = {"reward_base": runs.held_out_reward(base, root / "base.json")}, []
+    values, rows = {"reward_base": runs.held_out_reward(base, root / "base.json", temperature=0.0)}, []
     for seed in map(int, runs.SEEDS.value if runs.SEEDS.present else ["0", "1"]):
         files["run.seed"] = seed
         warm = root / f"sft-{seed}"

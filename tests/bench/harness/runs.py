@@ -111,16 +111,17 @@ def run_job(
     return Ran(rows=list(read_rows(RunFolder(folder).metrics)), seen=seen)
 
 
-def held_out_reward(arguments: Sequence[str], out: pathlib.Path) -> float:
-    """Returns the mean reward of a model's responses at temperature 1 to the held-out problems, one each.
+def held_out_reward(arguments: Sequence[str], out: pathlib.Path, *, temperature: float = 1.0) -> float:
+    """Returns the mean reward of a model's responses to the held-out problems, one each.
 
     Args:
       arguments: of `launch.tools.evaluate`, which name the model.
       out: its results, which are taken from there if they exist.
+      temperature: of sampling; 0: greedy.
     """
     if not out.exists():
-        command = [sys.executable, "-m", "launch.tools.evaluate", *arguments, "--prompts=heldout", "--temperature=1"]
-        subprocess.run([*command, f"--out={out}"], check=True)
+        command = [sys.executable, "-m", "launch.tools.evaluate", *arguments, "--prompts=heldout"]
+        subprocess.run([*command, f"--temperature={temperature}", f"--out={out}"], check=True)
     (one,) = json.loads(out.read_text())["sets"]
     return one["metrics"]["avg@1"]["value"]
 
