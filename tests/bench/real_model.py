@@ -89,7 +89,8 @@ def main(argv: list[str]) -> None:
     del argv
     presets, root = runs.chosen(PRESETS), runs.folder_of("real-model")
     files = runs.prepare_smollm2(root / "data")
-    base = [f"--config={RECIPE}", *(f"--config.{name}={value}" for name, value in files.items())]
+    base = [f"--config={RECIPE}", f"--model={files['model.path']}"]
+    base += [f"--config.{name}={files[name]}" for name in ("prompts.path", "prompts.eval_path")]
     values, rows = {"reward_base": runs.held_out_reward(base, root / "base.json", temperature=0.0)}, []
     for seed in map(int, runs.SEEDS.value if runs.SEEDS.present else ["0", "1"]):
         files["run.seed"] = seed
