@@ -111,7 +111,7 @@ class CriticStep:
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """What a checkpoint of the critic says of its model: its config.json, or that it is the policy's."""
+        """Model of the critic as a checkpoint names it: its config.json, or that it is the policy's."""
         return {"backbone": "policy"} if self.reads_policy else json.loads(self.architecture.hf_json)
 
     def init(self, decoder: Params) -> TrainState:
