@@ -31,7 +31,7 @@ from configs.sections import (
     SftConfig,
 )
 
-SFT_NAME, SFT_UPDATES = "arithmetic-smollm2-sft", 360
+SFT_NAME, SFT_UPDATES = "arithmetic-smollm2-sft", 300
 LORA = LoraConfig(rank=64)
 
 
@@ -55,7 +55,7 @@ def get_config(preset: str = "pipelinerl") -> Config:
         base,
         # A group whose answers are all right teaches nothing; the filter replaces it.
         rounds=dataclasses.replace(base.rounds, filter_zero_variance=True),
-        run=RunConfig(name=f"arithmetic-smollm2-{preset}", num_updates=16),
+        run=RunConfig(name=f"arithmetic-smollm2-{preset}", num_updates=18),
         model=ModelConfig(path=f"runs/{SFT_NAME}/model-{SFT_UPDATES}", max_tokens=88),
         lora=LORA,
         prompts=prompts,
@@ -66,8 +66,8 @@ def get_config(preset: str = "pipelinerl") -> Config:
         # With thirty float32 layers, engine and learner differ by up to 1e-4 nats on rare tokens. Weights of another
         # step differ a hundred times as much.
         publish=dataclasses.replace(base.publish, parity_bound=5e-4),
-        checkpoint=CheckpointConfig(every_n_steps=8),
-        evaluation=EvaluationConfig(num_problems=256, every_n_steps=8, temperature=0.0),
+        checkpoint=CheckpointConfig(every_n_steps=6),
+        evaluation=EvaluationConfig(num_problems=256, every_n_steps=6, temperature=0.0),
         actor=ActorConfig(max_num_seqs=128, enforce_eager=True, kv_cache_gib=1),
     )
 
