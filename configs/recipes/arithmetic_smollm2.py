@@ -61,7 +61,8 @@ def get_config(preset: str = "pipelinerl") -> Config:
         prompts=prompts,
         sampling=SamplingConfig(max_response_tokens=40),
         optimizer=OptimizerConfig(learning_rate=3e-4),
-        # A prompt is longer than its answers, and eight of them share it. A group has 270 tokens at most, or few more.
+        # A prompt is longer than its answers, and eight of them share it. Such a group has about 220 tokens, and a row
+        # holds one.
         packing=PackingConfig(rows=1, row_tokens=288, share_prompts=True),
         # With thirty float32 layers, engine and learner differ by up to 1e-4 nats on rare tokens. Weights of another
         # step differ a hundred times as much.

@@ -63,7 +63,7 @@ def with_head(decoder: Params, head: Params) -> Params:
 
 
 def decoder_params(params: Params) -> Params:
-    """Returns a decoder's parameters without a head."""
+    """Returns the parameters without an output or value head: those that give hidden states."""
     return {name: part for name, part in params.items() if name not in (HEAD, "lm_head")}
 
 

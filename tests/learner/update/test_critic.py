@@ -24,7 +24,7 @@ from learner.model.decoder import init_params, make_apply
 from learner.model.lora import merge
 from learner.model.value_head import decoder_params
 from learner.policy_trainer import EpochCache, PolicyTrainer
-from learner.restore import WeightLoader, restore, trainer_of
+from learner.restore import WeightLoader, check_same_critic, restore, trainer_of
 from learner.update.critic_step import Critic, build_critic_step
 from learner.update.frozen_policies import FrozenPolicies
 from learner.update.train_step import build_train_step, combine_params
@@ -344,6 +344,13 @@ def test_a_restored_critic_trains_on_bit_for_bit(tmp_path, small_critic):
         restore(again.checkpoints, steps, plain, tmp_path / "a", model_folder, None)
     for trainer in (one, again):
         trainer.checkpoints.close()
+
+
+@pytest.mark.parametrize(("was", "is_now"), [("own", "policy"), ("policy", "own")])
+def test_checkpoint_of_a_critic_on_another_backbone_is_refused(tmp_path, was, is_now):
+    found = {"own": json.loads(MODEL.hf_json), "policy": {"backbone": "policy"}}
+    with pytest.raises(CheckpointError, match=f"backbone was '{was}', is '{is_now}'"):
+        check_same_critic(found[was], found[is_now], tmp_path)
 
 
 SHAPE: dict[str, Any] = dict(vocab_size=20, hidden_size=32, num_heads=4, num_kv_heads=2, intermediate_size=48)
