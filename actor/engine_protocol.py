@@ -14,7 +14,8 @@ from jaxtyping import Bool, Float32, Int32
 from msgspec import UNSET, UnsetType
 
 from bridge.heartbeat_types import DecodeSpeed
-from bridge.rollout_types import Finish, RoutedExperts, Sampling, Version, extend_routing
+from bridge.rollout_types import Finish, Sampling, Version
+from bridge.routed_experts import RoutedExperts, extend_routing
 from bridge.weight_types import WeightManifest
 
 

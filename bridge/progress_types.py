@@ -13,16 +13,8 @@ from blake3 import blake3
 from jaxtyping import Float32, Int32
 from msgspec import UNSET, Meta, UnsetType
 
-from bridge.rollout_types import (
-    MAX_REWARD_PARTS,
-    MAX_SAMPLES,
-    Finish,
-    RewardScore,
-    RoutedExperts,
-    Ticket,
-    Version,
-    check_routing,
-)
+from bridge.rollout_types import MAX_REWARD_PARTS, MAX_SAMPLES, Finish, RewardScore, Ticket, Version
+from bridge.routed_experts import RoutedExperts, check_routing
 from bridge.validation import check_choice, check_name, check_vector
 
 MAX_ACTORS = 8

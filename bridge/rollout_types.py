@@ -11,10 +11,11 @@ from collections.abc import Iterable, Mapping
 from typing import Annotated, Literal
 
 import numpy as np
-from jaxtyping import Bool, Float32, Int32, UInt
+from jaxtyping import Bool, Float32, Int32
 from msgspec import UNSET, Meta, UnsetType
 
-from bridge.validation import check_choice, check_name, check_vector, is_array
+from bridge.routed_experts import RoutedExperts, check_routing
+from bridge.validation import check_choice, check_name, check_vector
 
 TicketKind = Literal["train", "eval", "probe"]
 """Purpose of a group. `train`: training data. `eval`: held-out problems. `probe`: comparison of the engine's logprobs
@@ -45,31 +46,6 @@ MAX_ABS_REWARD = 1e6
 """Largest absolute reward of a response or turn. Advantages are float32, which resolves 1e6 from 1e6 + 0.1 but not 1e8
 from 1e8 + 1. An advantage times a ratio cap of e^20, squared for the gradient norm, stays below float32's 3e38."""
 # msgspec checks the lengths in `Meta` before it reads a list: 64 MiB of small elements would become gigabytes.
-
-
-RoutedExperts = UInt[np.ndarray, "R layers k"]
-"""Experts of each token in each MoE layer, as the engine routed it (R3: Ma et al., 2025, arXiv 2510.11370): uint8, or
-uint16 with more than 256 experts. Row i is of token i of prompt and response, in the forward pass that has it as input.
-The last sampled token is no input, so R = P + T - 1."""
-
-
-def extend_routing(earlier: RoutedExperts | UnsetType, later: RoutedExperts | UnsetType) -> RoutedExperts | UnsetType:
-    """Returns the routing of a request and of its continuation, which computed all tokens again.
-
-    A token keeps the routing of the request that sampled its successor. UNSET: not captured.
-    """
-    if later is UNSET or earlier is UNSET:
-        return later
-    return np.concatenate([earlier, later[len(earlier) :]])
-
-
-def check_routing(routed_experts: object) -> None:
-    """Raises ValueError unless the value is UNSET or can be the routing of some tokens."""
-    if routed_experts is UNSET:
-        return
-    if not is_array(routed_experts) or routed_experts.ndim != 3 or routed_experts.dtype.name not in ("uint8", "uint16"):
-        got = f"{routed_experts.dtype}{routed_experts.shape}" if is_array(routed_experts) else type(routed_experts)
-        raise ValueError(f"routed_experts: expected uint8 or uint16 [R, layers, k], got {got}")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, order=True)

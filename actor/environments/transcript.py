@@ -11,7 +11,8 @@ from msgspec import UNSET
 
 from actor.engine_protocol import Engine, Episode, Sample
 from actor.environments.protocol import EpisodeError
-from bridge.rollout_types import Finish, Sampling, Version, extend_routing
+from bridge.rollout_types import Finish, Sampling, Version
+from bridge.routed_experts import extend_routing
 from bridge.text.chat_template import PROMPT_TEMPLATE, JsonObject
 
 

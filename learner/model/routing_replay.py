@@ -17,7 +17,8 @@ from jaxtyping import Int16
 from msgspec import UNSET, UnsetType
 
 from bridge.codec import MAX_BYTES
-from bridge.rollout_types import Group, RoutedExperts
+from bridge.rollout_types import Group
+from bridge.routed_experts import RoutedExperts
 from configs.schema import Config
 from learner.model.architecture import Architecture
 
