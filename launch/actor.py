@@ -42,13 +42,19 @@ from bridge.device_turns import EngineTurn
 from bridge.liveness import BEAT_S, Activity, Liveness, end_phase, report_phase
 from bridge.processes import stop_signals
 from bridge.store.open import FinishedRunError
-from bridge.store.sql.actor_side import ActorStore
 from bridge.store.store_types import StoreLostError
 from bridge.text.chat_template import read_chat_template
 from bridge.timeline import Timeline
 from configs.schema import Config
 from launch import cli
-from launch.startup.actor_lifecycle import deadline, heartbeats, say_refused, serve_until_signalled, take_devices
+from launch.startup.actor_lifecycle import (
+    deadline,
+    heartbeats,
+    release_tickets_of,
+    say_refused,
+    serve_until_signalled,
+    take_devices,
+)
 from launch.startup.build_actor import build_episodes, build_scorer, open_judge, verifier_cores
 from launch.startup.check_sandbox import check_sandbox
 from launch.startup.join_run import JoinedRun, join_folder, join_store
@@ -257,13 +263,6 @@ def _start_engine(
                 say_refused(limits_file, str(e))
                 raise ResizeRequest("using the config's limits") from e
             raise
-
-
-def release_tickets_of(store: ActorStore, dead: str) -> None:
-    """Releases the tickets leased to a dead actor, so that others need not wait for its leases to expire."""
-    if held := sorted(store.leased(dead)):
-        store.release(dead, held)
-        logging.info("tickets of a dead actor released actor=%s tickets=%d", dead, len(held))
 
 
 async def _serve(

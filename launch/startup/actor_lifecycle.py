@@ -17,6 +17,7 @@ from actor.loop import Actor, ActorLimits, BackgroundTask
 from bridge.device_turns import HELPER, LEARNER, POLL_S, EngineTurn
 from bridge.liveness import Activity, Liveness, report_phase
 from bridge.processes import stop_signals
+from bridge.store.sql.actor_side import ActorStore
 from bridge.store.sql.base import SharedStore
 from launch import cli
 from launch.startup.join_run import JoinedRun
@@ -69,6 +70,13 @@ def heartbeats(store: SharedStore, name: str) -> Iterator[None]:
     finally:
         has_ended.set()
         thread.join()
+
+
+def release_tickets_of(store: ActorStore, dead: str) -> None:
+    """Releases the tickets leased to a dead actor, so that others need not wait for its leases to expire."""
+    if held := sorted(store.leased(dead)):
+        store.release(dead, held)
+        logging.info("tickets of a dead actor released actor=%s tickets=%d", dead, len(held))
 
 
 def say_refused(file: EngineSizeFile, reason: str) -> None:

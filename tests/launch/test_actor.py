@@ -13,7 +13,7 @@ from absl.testing import flagsaver
 from bridge.store.open import SqliteStore
 from configs.sections import ActorConfig, JudgeConfig, SupervisionConfig
 from launch import actor, cli
-from launch.startup import build_actor
+from launch.startup import actor_lifecycle, build_actor
 from launch.startup.build_actor import open_judge
 from tests.bridge.factories import make_ticket
 
@@ -94,10 +94,10 @@ def test_what_a_dead_actor_held_is_offered_again_at_once(tmp_path):
     store.put_tickets([make_ticket("a", order=0), make_ticket("b", order=1), make_ticket("c", order=2)])
     assert len(store.claim("actor-0", limit=2, lease_s=1e6)) == 2
     assert len(store.claim("actor-1", limit=1, lease_s=1e6)) == 1
-    actor.release_tickets_of(store, "actor-0")
+    actor_lifecycle.release_tickets_of(store, "actor-0")
     assert [t.id for t in store.claim("actor-0-r1", limit=9, lease_s=60)] == ["a", "b"]
     assert store.leased("actor-1") == {"c"} and store.leased("actor-0") == set()
-    actor.release_tickets_of(store, "actor-0")  # nothing is left of it
+    actor_lifecycle.release_tickets_of(store, "actor-0")  # nothing is left of it
     assert store.leased("actor-0-r1") == {"a", "b"}
     store.close()
 
