@@ -43,6 +43,8 @@ class Sample:
     """Multi-turn data; None for a single response, of which every token was sampled."""
     routed_experts: RoutedExperts | UnsetType = UNSET
     """Routing of prompt and response; UNSET if not captured."""
+    teacher_logprobs: Float32[np.ndarray, " T"] | UnsetType = UNSET
+    """Logprobs by a teacher on a server, in nats; UNSET before it was asked, or without one."""
 
     @property
     def num_sampled(self) -> int:

@@ -19,6 +19,7 @@ from actor.rewards.scorer import RewardScorer
 from actor.rewards.types import Response
 from actor.sampling import Sampler
 from actor.serving import MAX_ATTEMPTS, TicketServer
+from actor.teacher_servers import TeacherServers
 from actor.weights.client import WeightClient
 from bridge.device_turns import EngineTurn
 from bridge.progress_types import without_progress
@@ -76,13 +77,14 @@ class Actor:
         max_lag_steps: int | None = None,
         episodes: Episodes | None = None,
         turn: EngineTurn | None = None,
+        teachers: TeacherServers | None = None,
     ) -> None:
         """Connects the parts; starts nothing.
 
         `read` converts a ticket's sample to the response that verifiers receive. `drain_before_swap` lets running
         requests finish before weights are swapped. `max_lag_steps` bounds the lag of a running sample's start behind
         the served weights. Without `episodes`, tickets whose task names an environment fail. `turn` is that on devices
-        shared with the learner, held from before the engine's start.
+        shared with the learner, held from before the engine's start. `teachers` are those on servers.
         """
         self.name, self.store, self.engine, self.weights = name, store, engine, weights
         self.admission, self.timeline, self.limits, self.drain_before_swap = (
@@ -108,6 +110,7 @@ class Actor:
             actor=name,
             sampler=self.sampler,
             rewards=rewards,
+            teachers=teachers or TeacherServers({}),
             read=read,
             admission=admission,
             holdings=self.holdings,

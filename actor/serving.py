@@ -28,6 +28,7 @@ from actor.rewards.scorer import RewardResult, RewardScorer
 from actor.rewards.types import Response
 from actor.rewards.verifier_pool import VerifierError
 from actor.sampling import Sampler
+from actor.teacher_servers import TeacherServers
 from bridge.progress_types import RequestProgress, TicketProgress
 from bridge.rollout_types import Group, Rollout, Ticket, Version, newest_of_each
 from bridge.store.store_types import FencedError, UnfitGroupError
@@ -99,6 +100,7 @@ def _rollout(sample: Sample, judged: RewardResult, response: Response | None, *,
         num_thinking_tokens=response.num_thinking_tokens if response is not None else 0,
         is_thinking_finished=response is None or response.is_thinking_finished,
         routed_experts=sample.routed_experts if is_trained else UNSET,
+        teacher_logprobs=sample.teacher_logprobs,
     )
 
 
@@ -204,6 +206,7 @@ class TicketServer:
     """Name of the actor, recorded in its groups."""
     sampler: Sampler
     rewards: RewardScorer
+    teachers: TeacherServers
     read: Callable[[Ticket, Sample], Response]
     """Converts a sample to the response that verifiers receive."""
     admission: Admission
@@ -270,11 +273,13 @@ class TicketServer:
             self._request_ended(ticket, 1 + len(losers))
             response, done = self.read(ticket, sample), begun.get(index)
             if done is not None and done.reward is not None:
-                members[index] = (sample, RewardResult(reward=done.reward, scores=done.scores), response)
+                result = RewardResult(reward=done.reward, scores=done.scores)
             elif race.is_stopped:
                 end_scoring()
+                return
             else:
-                members[index] = (sample, await self.rewards.score(response, ticket.task), response)
+                result = await self.rewards.score(response, ticket.task)
+            members[index] = (await self.teachers.score(ticket, sample), result, response)
 
         def end_scoring() -> None:
             if race.is_stopped:  # the next actor scores the others

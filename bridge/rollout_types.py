@@ -152,8 +152,7 @@ class Task:
     environment: str = ""
     """Name of the environment that a response is an episode of; empty: a response is one turn."""
     teacher: str = ""
-    """Name of the teacher that scores a response's tokens in the learner (loss.teachers); empty: the one for rows that
-    name none."""
+    """Name of the teacher that scores a response's tokens (loss.teachers); empty: the one for rows that name none."""
 
     def __post_init__(self) -> None:
         """Raises ValueError if nothing scores the task, or a verifier is named twice."""
@@ -256,6 +255,8 @@ class Rollout:
     """True unless the last turn finishes inside its thinking and therefore has no answer."""
     routed_experts: RoutedExperts | UnsetType = UNSET
     """Routing of prompt and response. UNSET, which is not on the wire: not captured."""
+    teacher_logprobs: Float32[np.ndarray, " T"] | UnsetType = UNSET
+    """Logprobs of the tokens in nats by a teacher on a server (loss.teacher_url). UNSET: no such teacher."""
 
     def __post_init__(self) -> None:
         check_choice("finish", self.finish, Finish)
@@ -283,6 +284,10 @@ class Rollout:
         if not 0 <= self.num_thinking_tokens <= self.tokens.size:
             raise ValueError(f"num_thinking_tokens must be in [0, {self.tokens.size}], got {self.num_thinking_tokens}")
         check_routing(self.routed_experts)
+        if self.teacher_logprobs is not UNSET:
+            check_vector("teacher_logprobs", self.teacher_logprobs, np.float32)
+            if self.teacher_logprobs.size != self.tokens.size or not np.all(np.isfinite(self.teacher_logprobs)):
+                raise ValueError(f"teacher_logprobs: expected {self.tokens.size} finite logprobs")
         self._check_turns()
 
     def _check_turns(self) -> None:

@@ -109,7 +109,12 @@ class Config:
             raise ValueError("model.routing_replay requires actor.prefix_caching=True, got False")
         self._check_lora()
         self._check_helpers()
-        check_teachers(self.loss, self.prompts, num_helpers=self.helpers.num_engines)
+        check_teachers(
+            self.loss,
+            self.prompts,
+            num_helpers=self.helpers.num_engines,
+            temperature=self.sampling.temperature,
+        )
         self.sft.check_beside(
             model=self.model,
             loss=self.loss,

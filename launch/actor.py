@@ -34,6 +34,7 @@ from actor.responses import ResponseReader
 from actor.rewards.adaptive_timeout import AdaptiveTimeouts
 from actor.rewards.verifier_pool import check_cores, check_own
 from actor.rewards.verifiers.judge import Judge
+from actor.teacher_servers import TeacherServers, check_teacher_servers
 from actor.vllm.compiler import check_library
 from actor.vllm.engine_setup import tune_gc
 from actor.weight_updates import BACKGROUND_TASKS
@@ -149,6 +150,7 @@ def main() -> int:
                 logging.warning("%s", line)
             check_environments(joined.config.environments_played, joined.config.environments)
             check_sandbox(joined.config)
+            check_teacher_servers(joined.config, joined.model.tokenizer)
             check_library()
             if _INSTEAD_OF.value:
                 release_tickets_of(joined.store, _INSTEAD_OF.value)
@@ -282,6 +284,7 @@ async def _serve(
     anchors = AdaptiveTimeouts.of_config(joined.store, config.rewards)
     rewards = build_scorer(config, judge, own=joined.custom_verifiers, anchors=anchors)
     episodes = build_episodes(config, engine, joined.model.path)
+    teachers = TeacherServers(config.loss.teacher_urls)
     weights = WeightClient(joined.source, engine, timeline=timeline)
     end_phase()
     logging.info("actor ready name=%s run=%s model=%s", _NAME.value, joined.run, joined.model.path)
@@ -307,6 +310,7 @@ async def _serve(
         max_lag_steps=config.max_lag_steps if config.publish.when == "every" else None,
         episodes=episodes,
         turn=turn,
+        teachers=teachers,
     )
     resizing = functools.partial(elastic_control_loop, file=limits_file, policy=policy)
     keep_liveness = functools.partial(report_liveness, liveness=liveness)
@@ -320,6 +324,7 @@ async def _serve(
         await serve_until_signalled(actor, duties, shutdown_grace_s=shutdown_grace_s)
     finally:
         await rewards.close()
+        await teachers.close()
         if episodes is not None:
             await episodes.close()
         await engine.close()

@@ -11,6 +11,7 @@ import os
 import pathlib
 import re
 import typing
+import urllib.parse
 from collections.abc import Iterator
 from typing import Annotated, Any, TypeVar
 
@@ -111,6 +112,17 @@ def temperature(section: str, value: float) -> None:
             f"{section}.temperature must be in [{MIN_TEMPERATURE}, {MAX_TEMPERATURE}] (vLLM raises lower values to "
             f"{MIN_TEMPERATURE}, and rejects higher ones), got {value}"
         )
+
+
+def check_api_url(field: str, url: str) -> urllib.parse.SplitResult:
+    """Returns the parts of the base URL of an OpenAI-compatible API. Raises ValueError for any other URL."""
+    parts = urllib.parse.urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname or not parts.path.rstrip("/").endswith("/v1"):
+        raise ValueError(f"{field} must be like http://127.0.0.1:8000/v1 or https://host/v1, got {url[:80]!r}")
+    if "@" in parts.netloc or parts.query or parts.fragment:
+        key = " Put the key into judge.api_key_file" if field == "judge.url" else ""
+        raise ValueError(f"{field} must not contain a user, password or query.{key}")
+    return parts
 
 
 def check_pattern(where: str, pattern: str, *, needs_group: bool) -> None:

@@ -35,7 +35,7 @@ from configs.sections.loss_table import (
     Normalization,
     Proximal,
 )
-from configs.sections.teacher import MAX_TEACHERS, TEACHER_NAME, Teacher
+from configs.sections.teacher import Teacher, check_places
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -108,10 +108,13 @@ class LossConfig(CheckedSection):
     log pi) added to its advantage. 0: no teacher."""
     teacher_path: LocalPath = ""
     """Hugging Face folder of the teacher of rows that name none. It may have another architecture, but must have the
-    student's tokenizer. Empty: rows that name no teacher are not distilled."""
+    student's tokenizer. Empty: teacher of teacher_url."""
+    teacher_url: str = ""
+    """Base URL of a vLLM server with the teacher of rows that name none, for example http://127.0.0.1:8000/v1. Actors
+    ask it for the logprobs of sampled tokens. Empty, like teacher_path: rows that name no teacher are not distilled."""
     teachers: dict[str, Teacher] = dataclasses.field(default_factory=dict[str, Teacher])
     """Teachers by name, for the rows that name one: prompts.mixture.NAME.teacher, or the column prompts.teacher_field.
-    Empty: every row has the teacher of teacher_path."""
+    Empty: every row has the teacher of teacher_path or teacher_url."""
     overlong_buffer_tokens: CountOrZero | None = None
     """Length of DAPO's soft overlong penalty, in tokens before sampling.max_response_tokens. The reward falls linearly
     by overlong_penalty over them. Episodes count sampled tokens only. 0: off. None: 4096 for dapo, off otherwise."""
@@ -177,22 +180,17 @@ class LossConfig(CheckedSection):
     def _check_distillation(self) -> None:
         if self.teachers and not self.teacher_coef:
             raise ValueError("loss.teachers has no effect without loss.teacher_coef > 0; set that or leave it out")
-        if self.teacher_coef and not self.teacher_folders:
+        check_places(path=self.teacher_path, url=self.teacher_url, teachers=self.teachers)
+        if self.teacher_coef and not self.teacher_names:
             raise ValueError(
-                f"loss.teacher_coef={self.teacher_coef} requires a teacher; set loss.teacher_path or loss.teachers"
+                f"loss.teacher_coef={self.teacher_coef} requires a teacher; set loss.teacher_path, loss.teacher_url or "
+                "loss.teachers"
             )
         if self.advantage == "none" and not self.teacher_coef:
             raise ValueError(
                 "loss.advantage=none leaves nothing to learn from without distillation; set loss.teacher_coef and "
-                "loss.teacher_path, or another advantage"
+                "a teacher (loss.teacher_path), or another advantage"
             )
-        for name, teacher in self.teachers.items():
-            if not TEACHER_NAME.fullmatch(name):
-                raise ValueError(f"loss.teachers: expected a name of letters, digits, _ and -, got {name!r}")
-            if not teacher.path:
-                raise ValueError(f"loss.teachers.{name}.path: expected a model folder, got none")
-        if len(self.teacher_folders) > MAX_TEACHERS:
-            raise ValueError(f"loss.teachers: expected at most {MAX_TEACHERS}, got {len(self.teacher_folders)}")
 
     def _refuse_unread_constants(self, read: dict[str, Any]) -> None:
         for name, value in self._given.items():
@@ -217,6 +215,7 @@ class LossConfig(CheckedSection):
             ("kl_estimator", self.kl_coef > 0, "loss.kl_coef > 0"),
             ("reference_path", self.kl_coef > 0, "loss.kl_coef > 0"),
             ("teacher_path", self.teacher_coef > 0, "loss.teacher_coef > 0"),
+            ("teacher_url", self.teacher_coef > 0, "loss.teacher_coef > 0"),
             ("overlong_penalty", self.overlong_tokens > 0, "loss.overlong_buffer_tokens > 0"),
             *(
                 (name, self.reads_rewards, "an advantage of the rewards (loss.advantage)")
@@ -358,12 +357,24 @@ class LossConfig(CheckedSection):
 
     @property
     def teacher_folders(self) -> dict[str, tuple[str, str]]:
-        """Config field and folder of each teacher by name, in the order of their numbers.
+        """Config field and folder by name, of teachers with a folder; "" is the teacher of rows that name none."""
+        return self._teachers("path")
 
-        The teacher of rows that name none has the name "".
-        """
-        named = {name: (f"loss.teachers.{name}.path", self.teachers[name].path) for name in sorted(self.teachers)}
-        return ({"": ("loss.teacher_path", self.teacher_path)} if self.teacher_path else {}) | named
+    @property
+    def teacher_urls(self) -> dict[str, tuple[str, str]]:
+        """Config field and URL by name, of teachers on servers; "" is the teacher of rows that name none."""
+        return self._teachers("url")
+
+    def _teachers(self, key: Literal["path", "url"]) -> dict[str, tuple[str, str]]:
+        own = {"": (f"loss.teacher_{key}", self.teacher_path if key == "path" else self.teacher_url)}
+        for name in sorted(self.teachers):
+            own[name] = f"loss.teachers.{name}.{key}", getattr(self.teachers[name], key)
+        return {name: (field, place) for name, (field, place) in own.items() if place}
+
+    @property
+    def teacher_names(self) -> list[str]:
+        """Names of all teachers in the order of their numbers, those with folders first."""
+        return [*self.teacher_folders, *self.teacher_urls]
 
     def teacher_number(self, name: str) -> int:
         """Returns the number of a row's teacher, from 1; 0 if a row that names none has no teacher.
@@ -371,7 +382,7 @@ class LossConfig(CheckedSection):
         Raises:
           ValueError: `loss.teachers` has no such name.
         """
-        names = list(self.teacher_folders)
+        names = self.teacher_names
         if name and name not in names:
             raise ValueError(f"loss.teachers: expected the row's teacher {name!r}, got {', '.join(names)}")
         return 1 + names.index(name) if name in names else 0

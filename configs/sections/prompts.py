@@ -95,7 +95,8 @@ class PromptSource(SourceFields):
     stage: CountOrZero = 0
     """Stage of the source for prompts.curriculum=stages. Lower stages are trained first."""
     teacher: str = ""
-    """Teacher of the source's rows that name none, one of loss.teachers. Empty: teacher of loss.teacher_path."""
+    """Teacher of the source's rows that name none, one of loss.teachers. Empty: teacher of loss.teacher_path or
+    loss.teacher_url."""
 
     @property
     def parts(self) -> dict[str, float]:

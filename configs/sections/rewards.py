@@ -3,7 +3,6 @@
 import dataclasses
 import re
 import typing
-import urllib.parse
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -23,6 +22,7 @@ from configs.sections.base import (
     Range,
     Seconds,
     SecondsOrZero,
+    check_api_url,
     check_pattern,
     check_ranges,
     is_core_list,
@@ -205,16 +205,8 @@ class JudgeConfig(CheckedSection):
                     "judge.colocate starts its own endpoint and key; leave out judge.url and judge.api_key_file"
                 )
             return
-        parts = urllib.parse.urlsplit(self.url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or not parts.path.rstrip("/").endswith("/v1"):
-            raise ValueError(
-                f"judge.url must be like http://127.0.0.1:8000/v1 or https://host/v1, got {self.url[:80]!r}"
-            )
-        if "@" in parts.netloc or parts.query or parts.fragment:
-            raise ValueError(
-                "judge.url must not contain a user, password or query. Put the key into judge.api_key_file"
-            )
-        if self.api_key_file and parts.scheme == "http" and not is_loopback(parts.hostname):
+        parts = check_api_url("judge.url", self.url)
+        if self.api_key_file and parts.scheme == "http" and not is_loopback(parts.hostname or ""):
             raise ValueError(
                 f"judge.api_key_file with {parts.scheme}://{parts.hostname} would send the key unencrypted. Use https"
             )

@@ -4,13 +4,14 @@ from configs.sections.loss import LossConfig
 from configs.sections.prompts import PromptsConfig
 
 
-def check_teachers(loss: LossConfig, prompts: PromptsConfig, *, num_helpers: int) -> None:
+def check_teachers(loss: LossConfig, prompts: PromptsConfig, *, num_helpers: int, temperature: float) -> None:
     """Raises ValueError if problem sources name unknown teachers, a teacher has no rows, or rows lack a teacher.
 
     Args:
       loss: objective with its teachers.
       prompts: problem sources.
       num_helpers: `helpers.num_engines`.
+      temperature: `sampling.temperature`.
     """
     named = {name: source.teacher for name, source in prompts.sources.items()}
     for source, name in named.items():
@@ -26,11 +27,16 @@ def check_teachers(loss: LossConfig, prompts: PromptsConfig, *, num_helpers: int
             f"loss.teachers.{unused[0]} teaches no row; name it in prompts.mixture.NAME.teacher or in a column "
             "(prompts.teacher_field), or leave it out"
         )
-    if loss.advantage == "none" and not loss.teacher_path and not all(named.values()):
+    if loss.advantage == "none" and "" not in loss.teacher_names and not all(named.values()):
         lacking = ", ".join(source for source, name in named.items() if not name)
         raise ValueError(
-            "loss.advantage=none requires a teacher for every row; set loss.teacher_path"
+            "loss.advantage=none requires a teacher for every row; set loss.teacher_path or loss.teacher_url"
             + (f", or the teacher of each source of prompts.mixture (none: {lacking})" if lacking else "")
+        )
+    if temperature != 1 and (urls := list(loss.teacher_urls.values())):
+        raise ValueError(
+            f"{urls[0][0]} requires sampling.temperature=1, got {temperature:g}: a server's logprobs have no "
+            "temperature. Set it, or give the teacher's folder instead"
         )
     if num_helpers and loss.teacher_coef:
         raise ValueError(

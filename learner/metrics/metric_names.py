@@ -133,6 +133,7 @@ METRICS: dict[str, str] = {
     "groups/future_version": "cumulative number of rejected groups: weights newer than the learner's",
     "groups/impossible_logprob": "cumulative number of rejected groups: behavior logprob that no sampled token can "
     "have",
+    "groups/missing_teacher": "cumulative number of rejected groups: no logprobs of their teacher on a server",
     "groups/impossible_routing": "cumulative number of rejected groups: routed experts of another model, or one twice",
     "groups/extreme_reward": "cumulative number of rejected groups: reward too large for float32 advantages",
     "window/blocked_by_queue": "cumulative number of times that ticket issue paused because the ready queue was full",

@@ -38,7 +38,7 @@ def effective_constants(
         used["reference"] = config.reference_path or "the weights the run started from"
     if config.teacher_coef:
         used["teacher_coef"] = config.teacher_coef
-        used |= {field: folder for field, folder in config.teacher_folders.values()}
+        used |= {field: place for field, place in (*config.teacher_folders.values(), *config.teacher_urls.values())}
     if config.overlong_tokens:
         used["overlong_buffer_tokens"] = float(config.overlong_tokens)
         used["overlong_penalty"] = config.overlong_penalty

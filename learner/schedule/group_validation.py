@@ -10,6 +10,7 @@ import dataclasses
 import math
 
 import numpy as np
+from msgspec import UNSET
 
 from bridge.rollout_types import MAX_ABS_REWARD, Group, Rollout, Ticket, Version
 from learner.model.routing_replay import RoutingShape
@@ -29,6 +30,7 @@ REASONS = {
     "future_version": "weights newer than the learner's",
     "impossible_logprob": f"a behavior logprob below {MIN_LOGPROB:.0f}, which no sampled token can have",
     "impossible_routing": "routed experts of another model, or the same expert twice for one token",
+    "missing_teacher": "no logprobs of its teacher on a server (loss.teacher_url)",
     "extreme_reward": f"a reward, of a response or a turn, beyond {MAX_ABS_REWARD:g}, too large for float32 advantages",
 }
 """Reasons of rejection and their meanings; each is counted as `groups/<reason>`."""
@@ -44,6 +46,8 @@ class GroupLimits:
     """Maximum tokens of prompt and response together (`model.max_tokens`)."""
     routing: RoutingShape | None = None
     """Sizes of the routing that is replayed; None if it is not read."""
+    server_teachers: frozenset[str] = frozenset()
+    """Names of the teachers on servers (`LossConfig.teacher_urls`)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,6 +114,9 @@ def _rollout_objection(
         return "impossible_logprob"
     if limits.routing is not None and not limits.routing.fits(rollout.routed_experts):
         return "impossible_routing"
+    is_taught = ticket.kind == "train" and ticket.task.teacher in limits.server_teachers
+    if is_taught and rollout.teacher_logprobs is UNSET:
+        return "missing_teacher"
     if abs(rollout.reward) > MAX_ABS_REWARD or np.any(np.abs(rollout.turn_rewards) > MAX_ABS_REWARD):
         return "extreme_reward"
     return None

@@ -102,7 +102,10 @@ class RolloutStream:
         self.routing = routing
         """Sizes of the routing that batches hold; None without model.routing_replay."""
         self._limits = group_validation.GroupLimits(
-            vocab_size=vocab_size, max_tokens=config.model.max_tokens, routing=routing
+            vocab_size=vocab_size,
+            max_tokens=config.model.max_tokens,
+            routing=routing,
+            server_teachers=frozenset(config.loss.teacher_urls),
         )
         self._refusals = group_validation.RejectionCounter()
         self.planner = planner_of(config, sampling, lambda: next(prompts), incarnation=incarnation)

@@ -163,12 +163,13 @@ class FrozenPolicies:
           load_reference: loads the reference's parameters in the compute dtype, split like the learner's.
           params: parameters of the learner, which are published next.
           base: base of `params` if they are adapters; may be the reference.
-          teachers: teachers in the order of their numbers (`LossConfig.teacher_folders`).
+          teachers: those that the learner holds, in the order of their numbers (`LossConfig.teacher_folders`).
         """
         self._steps, self._base, self._teachers = steps, base, teachers
         # Without donation the copy shares no buffers with the learner's parameters, which the optimizer may then step.
         self._freeze = jax.jit(lambda tree: freeze(tree, config))
         self._reference = load_reference() if losses.needs(config.loss).reference else None
+        self._has_teachers = losses.needs(config.loss).teacher
         self._keeps_proximal = proximal_policy(config) == "frozen"
         self._proximal: Params | None = None
         self.publish(params)
@@ -202,13 +203,12 @@ class FrozenPolicies:
         return FrozenLogprobs(
             reference=None if reference is None else self._score_reference(reference, batch),
             proximal=None if proximal is None else self._steps.score(proximal, batch, self._base),
-            teacher=self._score_teachers(batch, teachers) if self._teachers else None,
+            teacher=self._score_teachers(batch, teachers) if self._has_teachers else None,
         )
 
     def _score_teachers(self, batch: PackedBatch, numbers: Sequence[int]) -> Float32[Array | np.ndarray, "B S"]:
-        scores = [self._teachers[number - 1].score(batch, number) for number in numbers]
-        # No token of a batch without numbers reads the values, but the compiled step expects an array.
-        return sum(scores[1:], start=scores[0]) if scores else batch.behavior_logprobs
+        own = [number for number in numbers if number <= len(self._teachers)]  # the others are on servers
+        return sum((self._teachers[number - 1].score(batch, number) for number in own), start=batch.teacher_logprobs)
 
     def _score_reference(self, reference: Params, batch: PackedBatch) -> jax.Array:
         score = self._steps.score if self._base is None else self._steps.score_base

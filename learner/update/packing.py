@@ -100,6 +100,8 @@ class PackedBatch:
     """Sequences of this batch that the token limit truncated."""
     teacher_ids: Int8[Array | np.ndarray, "B S"]
     """Number of the token's teacher (`LossConfig.teacher_number`); 0 for none, and where loss_mask is False."""
+    teacher_logprobs: Float32[Array | np.ndarray, "B S"]
+    """Logprobs by teachers on servers (`Rollout.teacher_logprobs`); 0 at other tokens."""
     prefix_ids: Int32[Array | np.ndarray, "B S"] | None = None
     """Segment of the shared prompt that a token also attends to, 0 for none; None if prompts are not shared."""
     group_ids: Int32[Array | np.ndarray, "B S"] | None = None
@@ -304,7 +306,7 @@ def _pack_rows(
         return np.zeros((packing.rows, packing.row_tokens), dtype)
 
     tokens, positions, segments, prefixes, versions, group_ids = (zeros(np.int32) for _ in range(6))
-    behavior, advantages, weights = (zeros(np.float32) for _ in range(3))
+    behavior, advantages, weights, taught = (zeros(np.float32) for _ in range(4))
     mask, teachers = zeros(np.bool_), zeros(np.int8)
     routed = None if routing is None else routing.nothing(packing.rows, packing.row_tokens)
     denominator = 0
@@ -332,6 +334,8 @@ def _pack_rows(
             advantages[b, response:end] = np.where(s.trained, s.advantages, 0)
             weights[b, response:end] = np.where(s.trained, weight, 0)
             teachers[b, response:end] = np.where(s.trained, s.teacher, 0)
+            if s.rollout.teacher_logprobs is not UNSET:
+                taught[b, response:end] = np.where(s.trained, s.rollout.teacher_logprobs, 0)
             if routed is not None and s.rollout.routed_experts is not UNSET:
                 routed[b, start : end - 1] = s.rollout.routed_experts[place.first :]
                 if place.prefix:
@@ -353,6 +357,7 @@ def _pack_rows(
         num_zero_variance_groups=np.zeros((), np.int32),
         num_truncated=np.asarray(sum(s.rollout.finish == "length" for s in sequences), np.int32),
         teacher_ids=teachers,
+        teacher_logprobs=taught,
         prefix_ids=prefixes if packing.share_prompts else None,
         group_ids=group_ids if packing.whole_groups else None,
         routed_experts=routed,

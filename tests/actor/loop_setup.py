@@ -15,6 +15,7 @@ from actor.loop import Actor, ActorLimits, BackgroundTask
 from actor.rewards.scorer import RewardScorer
 from actor.rewards.types import Response
 from actor.rewards.verifier_pool import VerifierPool
+from actor.teacher_servers import TeacherServers
 from actor.weight_updates import BACKGROUND_TASKS
 from actor.weights.client import WeightClient
 from actor.weights.source import LocalSource
@@ -104,6 +105,7 @@ def make_setup(
     drain_before_swap: bool = False,
     max_lag_steps: int | None = None,
     episodes: Episodes | None = None,
+    teachers: TeacherServers | None = None,
 ) -> Setup:
     engine = FakeEngine(auto=auto)
     store = SqliteStore(root / "store.sqlite")
@@ -136,6 +138,7 @@ def make_setup(
         drain_before_swap=drain_before_swap,
         max_lag_steps=max_lag_steps,
         episodes=episodes,
+        teachers=teachers,
     )
     writer = SnapshotWriter(root / "snapshots", run="r", tokenizer_hash="t")
     return Setup(root, store, writer, engine, actor, rewards)

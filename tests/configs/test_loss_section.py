@@ -35,9 +35,18 @@ from tests.configs.test_schema import rounds
         (dict(reference_path="m"), "reference_path=m has no effect without loss.kl_coef > 0"),
         (dict(teacher_path="m"), "teacher_path=m has no effect without loss.teacher_coef > 0"),
         (dict(teachers={"a": Teacher(path="m")}), "loss.teachers has no effect without loss.teacher_coef > 0"),
-        (dict(teacher_coef=1.0), "loss.teacher_coef=1.0 requires a teacher; set loss.teacher_path or loss.teachers"),
+        (dict(teacher_coef=1.0), "loss.teacher_coef=1.0 requires a teacher; set loss.teacher_path, loss.teacher"),
         (dict(advantage="none"), "loss.advantage=none leaves nothing to learn from"),
-        (dict(teacher_coef=1.0, teachers={"a": Teacher()}), "loss.teachers.a.path: expected a model folder, got none"),
+        (
+            dict(teacher_coef=1.0, teachers={"a": Teacher()}),
+            "loss.teachers.a.path: expected a model folder, or a server in loss.teachers.a.url",
+        ),
+        (
+            dict(teacher_coef=1.0, teacher_path="m", teacher_url="http://h/v1"),
+            "loss.teacher_path: expected none with loss.teacher_url, got 'm'",
+        ),
+        (dict(teacher_coef=1.0, teacher_url="h:8000"), "loss.teacher_url must be like http://127.0.0.1:8000/v1"),
+        (dict(teacher_url="http://h/v1"), "teacher_url=http://h/v1 has no effect without loss.teacher_coef > 0"),
         (dict(teacher_coef=1.0, teachers={"a.b": Teacher(path="m")}), "loss.teachers: expected a name .* got 'a.b'"),
         (dict(overlong_penalty=2.0), "overlong_penalty=2.0 has no effect without loss.overlong_buffer_tokens > 0"),
     ],
@@ -279,3 +288,21 @@ def test_teachers_are_numbered_by_name_after_that_of_rows_without_one():
     with pytest.raises(ValueError, match="expected the row's teacher 'c', got , a, b"):
         loss.teacher_number("c")
     assert sections.LossConfig(**TWO_TEACHERS).teacher_number("") == 0
+
+
+def test_teachers_on_servers_are_numbered_after_those_with_folders():
+    named = {"a": Teacher(url="http://h/v1"), "b": Teacher(path="n")}
+    loss = sections.LossConfig(teacher_coef=1.0, teacher_url="http://h:1/v1", teachers=named)
+    assert [loss.teacher_number(name) for name in ("b", "", "a")] == [1, 2, 3]
+    assert loss.teacher_folders == {"b": ("loss.teachers.b.path", "n")}
+    assert loss.teacher_urls == {
+        "": ("loss.teacher_url", "http://h:1/v1"),
+        "a": ("loss.teachers.a.url", "http://h/v1"),
+    }
+    Config(preset="test", loss=dataclasses.replace(loss, advantage="none"), prompts=sources_of("b", "a", ""))
+
+
+def test_teacher_on_a_server_requires_the_temperature_of_its_logprobs():
+    loss = sections.LossConfig(teacher_coef=1.0, teacher_url="http://h/v1")
+    with pytest.raises(ValueError, match="loss.teacher_url requires sampling.temperature=1, got 0.8"):
+        Config(preset="test", loss=loss, sampling=sections.SamplingConfig(temperature=0.8))

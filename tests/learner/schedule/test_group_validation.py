@@ -54,6 +54,18 @@ def test_group_within_its_limits_is_let_in():
     assert reason(make_group(TICKET, incarnation=2, rollouts=(make_rollout(8, step=5),) * 2)) is None
 
 
+def test_group_without_the_logprobs_of_its_teacher_on_a_server_is_rejected():
+    limits = dataclasses.replace(LIMITS, server_teachers=frozenset({""}))
+    assert reason(group(), limits) == "missing_teacher"
+    taught = dataclasses.replace(make_rollout(step=5), teacher_logprobs=logprobs(-1, -2, -3))
+    both = make_group(TICKET, incarnation=2, rollouts=(taught, taught))
+    assert reason(both, limits) is None
+    assert reason(dataclasses.replace(both, rollouts=(taught, make_rollout(step=5))), limits) == "missing_teacher"
+    assert reason(group(), dataclasses.replace(LIMITS, server_teachers=frozenset({"other"}))) is None
+    evaluation = dataclasses.replace(TICKET, kind="eval")
+    assert objection(group(), evaluation, limits, newest=NEWEST) is None
+
+
 @pytest.mark.parametrize(
     ("fields", "want"),
     [

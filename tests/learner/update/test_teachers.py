@@ -5,6 +5,7 @@ The student samples in numpy by its own float32 logits, so each update's batch i
 
 import dataclasses
 import functools
+import sys
 from typing import Any
 
 import jax
@@ -233,6 +234,45 @@ def test_later_epochs_reuse_the_teachers_logprobs_and_follow_the_student(folders
     assert len(scored) == 3  # one micro-batch an update
     kl = np.reshape([float(row["teacher_kl"]) for row in rows], (3, 3))
     assert np.all(kl[:, 2] < kl[:, 0])
+
+
+def on_server(group, architecture, params):
+    """The group with its tokens' logprobs by a teacher, as a server would give them."""
+    tokens = np.stack([np.concatenate([group.prompt_tokens, r.tokens]) for r in group.rollouts])
+    logp = log_probabilities(architecture, params, tokens)
+    chosen = np.take_along_axis(logp[:, :-1], tokens[:, 1:, None], -1)[:, group.prompt_tokens.size - 1 :, 0]
+    rollouts = [dataclasses.replace(r, teacher_logprobs=own) for r, own in zip(group.rollouts, chosen, strict=True)]
+    return dataclasses.replace(group, rollouts=tuple(rollouts))
+
+
+@pytest.mark.heavy
+def test_teacher_on_a_server_trains_as_the_same_teacher_in_the_learner(folders, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "TEMPERATURE", 1.0)
+    plain = config_with(folders, named=("a", "b"))
+    plain = dataclasses.replace(
+        plain,
+        sampling=dataclasses.replace(plain.sampling, temperature=1.0),
+        packing=dataclasses.replace(plain.packing, share_prompts=True),
+    )
+    teachers = {"a": Teacher(url="http://127.0.0.1:1/v1"), "b": Teacher(path=str(folders / "b"))}
+    of_server = dataclasses.replace(plain, loss=dataclasses.replace(plain.loss, teachers=teachers))
+    rng = np.random.default_rng(1)
+    learner = learner_of(plain, folders, tmp_path / "plain")
+    prompts = (*PROMPT, np.array([4], np.int32))
+    groups = [group_of(rng, learner.state.params, p, step=0, rewards=lambda r: float(r[0])) for p in prompts]
+    taught = [on_server(groups[0], DEEPER, random_params(DEEPER, 1, factor=FACTOR)), *groups[1:]]
+    found = {}
+    for name, config, own in (("plain", plain, groups), ("server", of_server, taught), ("none", of_server, groups)):
+        learner = learner_of(config, folders, tmp_path / f"{name}-learner")
+        for micro in pack(config, own, teachers=[config.loss.teacher_number(t) for t in ("a", "b", "")]):
+            learner.accumulate(micro)
+        found[name] = learner.optimizer_step(0), jax.tree.leaves(learner.state.params)
+    (metrics, params), (others, of_others), (wrong, _) = found.values()
+    assert float(others["teacher_kl"]) == pytest.approx(float(metrics["teacher_kl"]), rel=1e-4)
+    assert float(others["grad_norm"]) == pytest.approx(float(metrics["grad_norm"]), rel=1e-4)
+    assert abs(float(wrong["teacher_kl"]) - float(metrics["teacher_kl"])) > 0.1
+    for a, b in zip(params, of_others, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-4)
 
 
 def test_teachers_move_to_the_host_with_the_other_frozen_policies(folders, tmp_path):
