@@ -50,7 +50,7 @@ def build_group(
       members: the K samples, by request index.
       actor: name of the process that sampled them.
       started_s: Unix time at which the first request entered the engine.
-      finished_s: Unix time at which the last reward was known.
+      finished_s: Unix time at which the last reward was known, and the logprobs of a teacher on a server.
 
     Raises:
       ValueError: the number of members is not K, or a reward is not finite.
@@ -243,6 +243,7 @@ class TicketServer:
         begun = self.sampler.usable(ticket)
         actors = makers(ticket if begun else None, self.actor)
         finished: dict[int, Sample] = {}
+        judged: dict[int, RewardResult] = {}
         members: dict[int, Member] = {}
         stopped: dict[int, PartialSample] = {}
         race = SampleRace(num_samples=ticket.num_samples, num_requests=ticket.num_requests)
@@ -273,16 +274,16 @@ class TicketServer:
             self._request_ended(ticket, 1 + len(losers))
             response, done = self.read(ticket, sample), begun.get(index)
             if done is not None and done.reward is not None:
-                result = RewardResult(reward=done.reward, scores=done.scores)
-            elif race.is_stopped:
+                judged[index] = RewardResult(reward=done.reward, scores=done.scores)
+            elif not race.is_stopped:
+                judged[index] = await self.rewards.score(response, ticket.task)
+            if race.is_stopped:
                 end_scoring()
-                return
             else:
-                result = await self.rewards.score(response, ticket.task)
-            members[index] = (await self.teachers.score(ticket, sample), result, response)
+                members[index] = (await self.teachers.score(ticket, sample), judged[index], response)
 
         def end_scoring() -> None:
-            if race.is_stopped:  # the next actor scores the others
+            if race.is_stopped:  # the next actor scores the others, and asks the teachers again
                 for index in finished.keys() - members.keys():
                     requests[index].cancel()
 
@@ -295,7 +296,6 @@ class TicketServer:
                 for index in range(ticket.num_requests):
                     requests.append(samples.create_task(serve_sample(index)))
             if race.is_stopped:
-                judged = {index: result for index, (_, result, _) in members.items()}
                 await self._hand_over(ticket, progress_so_far(ticket, actors, finished, judged, stopped), begun)
                 return
             group = build_group(

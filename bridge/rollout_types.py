@@ -323,7 +323,7 @@ class Group:
     started_s: float
     """Unix time at which its first sample entered the engine."""
     finished_s: float
-    """Unix time at which its last reward was known."""
+    """Unix time at which its last reward was known, and its teacher's logprobs."""
 
     def __post_init__(self) -> None:
         check_choice("kind", self.kind, TicketKind)

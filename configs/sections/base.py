@@ -114,14 +114,16 @@ def temperature(section: str, value: float) -> None:
         )
 
 
-def check_api_url(field: str, url: str) -> urllib.parse.SplitResult:
-    """Returns the parts of the base URL of an OpenAI-compatible API. Raises ValueError for any other URL."""
+def check_api_url(field: str, url: str, *, hint: str = "") -> urllib.parse.SplitResult:
+    """Returns the parts of the base URL of an OpenAI-compatible API.
+
+    Raises ValueError for any other URL; `hint` ends the error for one with a user, password or query.
+    """
     parts = urllib.parse.urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname or not parts.path.rstrip("/").endswith("/v1"):
         raise ValueError(f"{field} must be like http://127.0.0.1:8000/v1 or https://host/v1, got {url[:80]!r}")
     if "@" in parts.netloc or parts.query or parts.fragment:
-        key = " Put the key into judge.api_key_file" if field == "judge.url" else ""
-        raise ValueError(f"{field} must not contain a user, password or query.{key}")
+        raise ValueError(f"{field} must not contain a user, password or query.{hint}")
     return parts
 
 

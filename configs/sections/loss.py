@@ -110,8 +110,8 @@ class LossConfig(CheckedSection):
     """Hugging Face folder of the teacher of rows that name none. It may have another architecture, but must have the
     student's tokenizer. Empty: teacher of teacher_url."""
     teacher_url: str = ""
-    """Base URL of a vLLM server with the teacher of rows that name none, for example http://127.0.0.1:8000/v1. Actors
-    ask it for the logprobs of sampled tokens. Empty, like teacher_path: rows that name no teacher are not distilled."""
+    """Base URL of a vLLM server with the teacher of rows that name none, for example http://HOST:8000/v1. Each actor
+    asks it for logprobs of sampled tokens. Empty, like teacher_path: rows that name no teacher are not distilled."""
     teachers: dict[str, Teacher] = dataclasses.field(default_factory=dict[str, Teacher])
     """Teachers by name, for the rows that name one: prompts.mixture.NAME.teacher, or the column prompts.teacher_field.
     Empty: every row has the teacher of teacher_path or teacher_url."""

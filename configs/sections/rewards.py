@@ -205,7 +205,7 @@ class JudgeConfig(CheckedSection):
                     "judge.colocate starts its own endpoint and key; leave out judge.url and judge.api_key_file"
                 )
             return
-        parts = check_api_url("judge.url", self.url)
+        parts = check_api_url("judge.url", self.url, hint=" Put the key into judge.api_key_file")
         if self.api_key_file and parts.scheme == "http" and not is_loopback(parts.hostname or ""):
             raise ValueError(
                 f"judge.api_key_file with {parts.scheme}://{parts.hostname} would send the key unencrypted. Use https"

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import dataclasses
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -38,7 +39,7 @@ def logprob(tokens, i):
 class Server:
     """Answers of a vLLM server; `failures` come first, and `spoil` changes the answer."""
 
-    def __init__(self, *, tokenizer: Any = None, max_model_len=64, failures=(), spoil=lambda told: told):
+    def __init__(self, *, tokenizer: Any = None, max_model_len: int | None = 64, failures=(), spoil=lambda told: told):
         self.tokenizer, self.max_model_len, self.failures, self.spoil = tokenizer, max_model_len, [*failures], spoil
         self.asked = []
 
@@ -50,7 +51,8 @@ class Server:
         tokens = body["prompt"]
         assert (body["max_tokens"], body["prompt_logprobs"]) == (1, 0)
         rows = [{str(t): {"logprob": logprob(tokens, i), "rank": 1}} for i, t in enumerate(tokens)]
-        return web.Response(text=self.spoil(json.dumps({"choices": [{"prompt_logprobs": [None, *rows[1:]]}]})))
+        reply = self.spoil(json.dumps({"choices": [{"prompt_logprobs": [None, *rows[1:]]}]}))
+        return web.Response(body=reply if isinstance(reply, bytes) else reply.encode())
 
     async def tokenize(self, request):
         text = (await request.json())["prompt"]
@@ -124,6 +126,7 @@ def test_server_that_is_overloaded_is_asked_again(monkeypatch):
 @pytest.mark.parametrize(
     ("server", "said"),
     [
+        (Server(spoil=lambda _: b"\xe9 is Latin-1"), "expected a JSON object"),
         (Server(failures=[400]), r"loss.teacher_url=http://127.0.0.1:\d+/v1/: status 400: not now"),
         (Server(failures=[503]), r"status 503: not now \(retried for 0 s\)"),
         (Server(failures=[307]), "status 307"),
@@ -132,9 +135,27 @@ def test_server_that_is_overloaded_is_asked_again(monkeypatch):
         (Server(spoil=lambda told: told.replace("prompt_logprobs", "x")), "expected prompt_logprobs of vLLM"),
         (Server(spoil=lambda told: told.replace('"7":', '"8":')), "expected prompt_logprobs of vLLM"),
         (Server(spoil=lambda told: told.replace("[null, ", "[")), "expected prompt_logprobs of vLLM"),
-        (Server(spoil=lambda told: told.replace(f"{WANT[1]}", "-Infinity")), "expected finite logprobs, got -inf"),
+        (
+            Server(spoil=lambda told: told.replace(f"{WANT[1]}", "-9999.0")),
+            "expected logprobs in nats, got values from -9999",
+        ),
+        (Server(spoil=lambda told: told.replace(f"{WANT[1]}", "3.5")), "to 3.5; serve .* --logprobs-mode=raw_logprobs"),
+        (Server(spoil=lambda told: told.replace(f"{WANT[1]}", "NaN")), "expected logprobs in nats"),
     ],
-    ids=["refused", "gone", "redirected", "cut", "list", "no logprobs", "other token", "shorter", "infinite"],
+    ids=[
+        "not UTF-8",
+        "refused",
+        "gone",
+        "redirected",
+        "cut",
+        "list",
+        "no logprobs",
+        "other token",
+        "shorter",
+        "no probability",
+        "logits",
+        "no number",
+    ],
 )
 def test_answer_that_is_no_logprobs_is_an_error(server, said):
     with pytest.raises(VerifierError, match=said):
@@ -151,7 +172,8 @@ def test_server_that_is_not_there_is_an_error(tmp_path):
         finally:
             await client.close()
 
-    with pytest.raises(ValueError, match="loss.teacher_url=http://127.0.0.1:9/v1: .*Start the server before the run"):
+    # Other than a wrong server, which a restart does not mend.
+    with pytest.raises(TimeoutError, match="loss.teacher_url=http://127.0.0.1:9/v1: .*Start the server before the run"):
         asyncio.run(body())
 
 
@@ -163,15 +185,30 @@ def test_server_is_checked_for_the_tokens_and_the_context_of_the_run(tmp_path):
         def encode(self, text, add_special_tokens):
             return own.encode(text[::-1], add_special_tokens=add_special_tokens)
 
+    only_added = own.get_added_tokens_decoder().keys() - set(own.encode(teacher_servers.PROBE_TEXT).ids)
+
+    class OtherSpecial:
+        def encode(self, text, add_special_tokens):
+            ids = own.encode(text, add_special_tokens=add_special_tokens).ids
+            return SimpleNamespace(ids=[token + (token in only_added) for token in ids])
+
     async def check(server, max_tokens):
         async with server.running() as client:
             await client.check(own, max_tokens)
 
-    asyncio.run(check(Server(tokenizer=own, max_model_len=65), 64))
+    good = Server(tokenizer=own, max_model_len=65)
+    asyncio.run(check(good, 64))
+    assert len(good.asked) == 1 and len(good.asked[0]["prompt"]) == 64
+    with pytest.raises(ValueError, match="expected prompt_logprobs of vLLM"):
+        asyncio.run(check(Server(tokenizer=own, max_model_len=65, spoil=lambda _: "{}"), 64))
+    with pytest.raises(ValueError, match="got None"):
+        asyncio.run(check(Server(tokenizer=own, max_model_len=None), 64))
     with pytest.raises(ValueError, match=r"--max-model-len above model.max_tokens \(64\), got 64"):
         asyncio.run(check(Server(tokenizer=own, max_model_len=64), 64))
     with pytest.raises(ValueError, match="expected the policy's tokenizer"):
         asyncio.run(check(Server(tokenizer=Other(), max_model_len=65), 64))
+    with pytest.raises(ValueError, match="expected the policy's tokenizer"):
+        asyncio.run(check(Server(tokenizer=OtherSpecial(), max_model_len=65), 64))
 
 
 def test_stored_group_has_its_teachers_logprobs_and_an_evaluation_none(tmp_path):
@@ -215,6 +252,35 @@ def test_next_actor_asks_the_teacher_of_responses_whose_rewards_it_received(tmp_
         (group,) = other.groups()
         assert [logprobs_of(r).size for r in group.rollouts] == [2, 3]
         await s.rewards.close()
+
+    run(body())
+
+
+def test_reward_is_handed_over_while_the_teacher_is_asked(tmp_path):
+    class Waiting(TeacherServers):
+        def __init__(self):
+            super().__init__({})
+            self.asked = asyncio.Event()
+
+        async def score(self, ticket, sample):
+            self.asked.set()
+            await asyncio.Event().wait()
+            return sample
+
+    async def body():
+        waiting = Waiting()
+        s = make_setup(tmp_path, teachers=waiting)
+        s.publish(0)
+        s.put(0)
+        async with s.serving():
+            await s.runs("t0.0", "t0.1")
+            s.engine.step("t0.1", 3)
+            s.engine.finish("t0.1")
+            await waiting.asked.wait()
+            await shut_down(s.actor)
+        (ticket,) = s.store.claim("reader", limit=1, lease_s=60)
+        assert ticket.progress is not None
+        assert {r.index: r.reward is not None for r in ticket.progress.requests}[1]
 
     run(body())
 

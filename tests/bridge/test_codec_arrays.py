@@ -8,7 +8,7 @@ import pytest
 
 from bridge import codec
 from bridge.rollout_types import Group, Rollout, Ticket
-from tests.bridge.factories import make_group, make_ticket
+from tests.bridge.factories import make_group, make_rollout, make_ticket
 from tests.bridge.test_codec import change
 
 
@@ -92,3 +92,16 @@ def test_routing_that_is_not_of_the_tokens_is_refused(rows):
 def test_wire_arrays_are_little_endian_bytes():
     body = msgspec.msgpack.decode(codec.encode(make_ticket(prompt_tokens=np.array([1, -2], np.int32))))[2]
     assert body["prompt_tokens"] == ["<i4", b"\x01\x00\x00\x00\xfe\xff\xff\xff"]
+
+
+def test_teachers_logprobs_are_on_the_wire_where_there_are_some():
+    plain = make_group(make_ticket(), rollouts=(make_rollout(3), make_rollout(3)))
+    scores = np.array([-0.5, -1.25, 0], np.float32)
+    taught = dataclasses.replace(plain.rollouts[0], teacher_logprobs=scores)
+    got = codec.decode(Group, codec.encode(dataclasses.replace(plain, rollouts=(taught, plain.rollouts[1]))))
+    assert isinstance(got.rollouts[0].teacher_logprobs, np.ndarray)
+    assert got.rollouts[0].teacher_logprobs.tolist() == scores.tolist()
+    assert got.rollouts[1].teacher_logprobs is msgspec.UNSET
+    for wrong in (scores[:2], scores.astype(np.float64), np.array([0, np.nan, 0], np.float32)):
+        with pytest.raises(ValueError, match="teacher_logprobs"):
+            dataclasses.replace(taught, teacher_logprobs=wrong)

@@ -121,7 +121,9 @@ def make_job(config_path: str | None, topology: str | None, model: str | None, g
     if config.loss.uses_critic:
         raise ValueError("loss.advantage=gae is not supported by this command, whose estimate has no critic")
     if config.loss.teacher_folders:
-        raise ValueError("loss.teacher_coef is not supported by this command, whose estimate has no teachers")
+        raise ValueError(
+            "this command does not support loss.teacher_path or paths in loss.teachers: its estimate has no teachers"
+        )
     case = case or next(iter(cases), None)
     topology = topology or (case.topology if case else None)
     if not topology:

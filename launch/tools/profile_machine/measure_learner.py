@@ -76,7 +76,9 @@ def profile_learner(
 
 
 def full_micro_batch(config: Config, routing: RoutingShape | None = None) -> MicroBatch:
-    """Returns a micro-batch of rows without padding, as from perfectly packed groups; the first teacher's, if any.
+    """Returns a micro-batch of rows without padding, as from perfectly packed groups.
+
+    Its tokens have the first teacher with a folder, if there is one.
 
     Without captured routing, each token takes the learner's own, which costs the same.
     """
