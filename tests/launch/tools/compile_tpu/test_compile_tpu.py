@@ -51,7 +51,7 @@ def run(*arguments: str) -> int:
         ([f"--config={SMALL}", "--config.loss.advantage=gae"], ["loss.advantage=gae", "estimate has no critic"]),
         (
             [f"--config={SMALL}", "--config.loss.teacher_coef=1", "--config.loss.teacher_path=m"],
-            ["loss.teacher_coef", "estimate has no teachers"],
+            ["loss.teacher_path", "estimate has no teachers"],
         ),
         ([f"--config={SMALL}:Qwen2.5-7B"], ["Qwen2.5-7B", "Qwen3-1.7B"]),
         (
