@@ -1,4 +1,4 @@
-"""Routing of an MoE model's tokens, as the engine chose it (docs/losses.md)."""
+"""Routing of an MoE model's tokens, as the engine chose it (docs/models.md)."""
 
 import numpy as np
 from jaxtyping import UInt
