@@ -27,6 +27,7 @@ from actor.notifier import Notifier
 from actor.rewards.scorer import RewardResult, RewardScorer
 from actor.rewards.types import Response
 from actor.rewards.verifier_pool import VerifierError
+from actor.sample_race import SampleRace
 from actor.sampling import Sampler
 from actor.teacher_servers import TeacherServers
 from bridge.progress_types import RequestProgress, TicketProgress
@@ -135,57 +136,6 @@ def record(timeline: Timeline, group: Group, *, lane: int, served_s: float) -> N
     )
     mean = float(np.mean([r.reward for r in group.rollouts]))
     timeline.span("reward", served_s, group.finished_s, lane=lane, reward=mean, **about)
-
-
-class SampleRace:
-    """Race of one ticket's requests (RollPacker section 3)."""
-
-    def __init__(self, *, num_samples: int, num_requests: int) -> None:
-        """Starts `num_requests` (eta_R K) requests, indexed from 0, of which `num_samples` (K) win.
-
-        Raises:
-          ValueError: `num_requests` is below `num_samples`.
-        """
-        if not 1 <= num_samples <= num_requests:
-            raise ValueError(f"expected 1 <= num_samples <= num_requests, got {num_samples} and {num_requests}")
-        self._num_to_win = num_samples
-        self._running = set(range(num_requests))
-
-    def finish(self, index: int) -> list[int]:
-        """Marks a request as finished, so it wins. Returns the losers: at the K-th win all that still run, else none.
-
-        Raises:
-          KeyError: it does not run: it finished before, or it lost.
-        """
-        self._running.remove(index)
-        self._num_to_win -= 1
-        if self._num_to_win:
-            return []
-        losers = sorted(self._running)
-        self._running.clear()
-        return losers
-
-    def fail(self, index: int) -> bool:
-        """Marks a request as failed; returns True if K requests can still win.
-
-        Raises:
-          KeyError: it does not run.
-        """
-        self._running.remove(index)
-        return len(self._running) >= self._num_to_win
-
-    def stop(self, index: int) -> None:
-        """Marks a request as stopped: it neither wins nor loses.
-
-        Raises:
-          KeyError: it does not run.
-        """
-        self._running.remove(index)
-
-    @property
-    def is_stopped(self) -> bool:
-        """True if no request runs, and fewer than K have won."""
-        return not self._running and self._num_to_win > 0
 
 
 @dataclasses.dataclass(slots=True)

@@ -19,9 +19,9 @@ from learner.checkpoint_hosts import CheckpointError
 from learner.distributed.sharding import make_mesh, param_shardings, param_spec, placed
 from learner.model import hf_load as hf_io
 from learner.model.architecture import Architecture
+from learner.model.check_teachers import teacher_architectures
 from learner.model.decoder import Params, abstract_params
 from learner.model.lora import LoraBase, abstract_adapters, lora_metadata
-from learner.model.teachers import teacher_architectures
 from learner.policy_trainer import EpochCache, PolicyTrainer, Publishing, saved_part
 from learner.update.critic_step import Critic, CriticStep
 from learner.update.frozen_policies import FrozenPolicies, TeacherPolicy, loads_reference

@@ -82,8 +82,8 @@ def engine_arguments(
 
 
 _ROUTING_ON_CPU = {
-    "worker_cls": "actor.vllm.routing_cpu.RoutingCpuWorker",
-    "scheduler_cls": "actor.vllm.routing_cpu.RoutingScheduler",
+    "worker_cls": "actor.vllm.routing_capture_cpu.RoutingCpuWorker",
+    "scheduler_cls": "actor.vllm.routing_capture_cpu.RoutingScheduler",
 }
 _UNSAFE = re.compile(r"[^\w@%+=,./-]")
 """Characters that a shell or LD_PRELOAD does not read as part of a path."""

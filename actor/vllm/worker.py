@@ -30,7 +30,7 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 from vllm.platforms import current_platform
 
 from actor.vllm.engine_setup import say_phases, skip_exit_gc
-from actor.vllm.prefetch import PreparedSnapshot, SnapshotPrefetcher, mapped
+from actor.vllm.snapshot_prefetch import PreparedSnapshot, SnapshotPrefetcher, mapped
 from actor.vllm.verify_weights import has_experts, verify_served
 from actor.vllm.worker_channel import listen
 from bridge import codec

@@ -32,9 +32,9 @@ from learner.data.tokenizer import Tokenizer, load_tokenizer
 from learner.evaluation.eval_sets import all_sets, open_own_sets, questions_of
 from learner.metrics.trackers import check_installed
 from learner.model.architecture import Architecture
+from learner.model.check_teachers import teacher_architectures
 from learner.model.lora import check_lora
 from learner.model.routing_replay import routing_shape
-from learner.model.teachers import teacher_architectures
 from learner.model.value_head import check_critic
 
 _PROBE_BYTES = 2**16

@@ -9,8 +9,8 @@ import numpy as np
 from bridge.heartbeat_types import ActorReport, Heartbeat
 from bridge.rollout_types import Group
 from configs.schema import Config
-from learner.metrics.step_timer import WaitingRatios
-from learner.schedule.scale_down import HEADROOM, HelperCosts, RoundCost, ScaleDown, pays, would_fit
+from learner.metrics.round_times import WaitingRatios
+from learner.schedule.scale_down_criteria import HEADROOM, HelperCosts, RoundCost, ScaleDown, pays, would_fit
 
 MAX_LENGTHS = 4096
 """Responses of a kind of round whose lengths are remembered, the last ones."""

@@ -10,8 +10,8 @@ from jaxtyping import Array, Float, Float32
 
 from configs.schema import Config
 from learner.model.architecture import Architecture
+from learner.model.check_teachers import check_tokens
 from learner.model.decoder import Params, abstract_params
-from learner.model.teachers import check_tokens
 
 HEAD = "value_head"
 """Name of the head in the critic's parameters: a kernel [1, D] and a bias [1]."""

@@ -19,9 +19,9 @@ from bridge.timeline import Timeline
 from configs.schema import Config
 from configs.sections import PackingConfig
 from learner.data.problem import Problem
+from learner.metrics.round_times import WaitingRatios
 from learner.metrics.sample_record import PickedGroup, SamplePick
 from learner.metrics.step_metrics import RewardMetrics
-from learner.metrics.step_timer import WaitingRatios
 from learner.model.routing_replay import RoutingShape
 from learner.objective.reward_shaping import has_learning_signal
 from learner.schedule import group_validation

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actor.serving import SampleRace
+from actor.sample_race import SampleRace
 
 
 def test_first_k_to_end_win_and_the_rest_lose_at_once():

@@ -29,7 +29,7 @@ from bridge.snapshots.snapshot_writer import SnapshotWriter
 from bridge.store.open import SqliteStore
 from configs import overrides, sections
 from learner.distributed.sharding import make_mesh
-from learner.metrics.step_timer import WaitingRatios
+from learner.metrics.round_times import WaitingRatios
 from learner.model.lora import merge
 from learner.update.auto_shape import AutoShape
 from learner.update.frozen_policies import FrozenPolicies

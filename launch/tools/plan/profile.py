@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from launch.tools.plan.workload import EpisodeProfile, LengthProfile
-from learner.schedule.scale_down import HelperCosts
+from learner.schedule.scale_down_criteria import HelperCosts
 
 
 def _check(section: str, node: "StoreProfile | NetworkProfile", *, least: int, counts: tuple[str, ...]) -> None:
@@ -204,7 +204,8 @@ class Profile:
     --search` tries them all."""
     num_learner_chips: int = 1
     """Chips of the learner. 0 means that it trains on the engines' chips: on all of them after a round's rollout, or
-    with rounds.train_start=group_ready on half of them from some point of the round (`learner/schedule/scale_down.py`).
+    with rounds.train_start=group_ready on half of them from some point of the round
+    (`learner/schedule/scale_down_criteria.py`).
     """
     helpers: HelperProfile | None = None
     """Cost of giving engines' chips up for training. With a learner that has chips of its own, engines help it: half

@@ -287,7 +287,7 @@ def join(name: str) -> None:
 
 @pytest.mark.parametrize("stages", [True, False])
 def test_prepared_snapshot_gives_what_it_staged_and_lets_its_file_go(served, snapshot, stages):
-    from actor.vllm.prefetch import PreparedSnapshot
+    from actor.vllm.snapshot_prefetch import PreparedSnapshot
 
     path, write = snapshot
     served.reload(served.tensors(OLD))
@@ -304,14 +304,14 @@ def test_prepared_snapshot_gives_what_it_staged_and_lets_its_file_go(served, sna
 
 
 def test_snapshot_that_can_not_be_staged_is_left_for_the_pause(served, snapshot, monkeypatch):
-    from actor.vllm import prefetch
+    from actor.vllm import snapshot_prefetch
 
     def fails(*_):
         raise ZeroDivisionError
 
-    monkeypatch.setattr(prefetch, "stage", fails)
+    monkeypatch.setattr(snapshot_prefetch, "stage", fails)
     path, write = snapshot
-    prepared = prefetch.PreparedSnapshot(str(path), write(0))
+    prepared = snapshot_prefetch.PreparedSnapshot(str(path), write(0))
     in_a_thread(prepared.stage, served.model)
     assert prepared.serve() == prepared.tensors.keys()
     prepared.drop()
@@ -319,12 +319,12 @@ def test_snapshot_that_can_not_be_staged_is_left_for_the_pause(served, snapshot,
 
 
 def test_snapshot_that_is_served_already_is_not_staged_any_more(served, snapshot, monkeypatch):
-    from actor.vllm import prefetch
+    from actor.vllm import snapshot_prefetch
 
     staged: list[Any] = []
-    monkeypatch.setattr(prefetch, "stage", lambda *arguments: staged.append(arguments))
+    monkeypatch.setattr(snapshot_prefetch, "stage", lambda *arguments: staged.append(arguments))
     path, write = snapshot
-    prepared = prefetch.PreparedSnapshot(str(path), write(0))
+    prepared = snapshot_prefetch.PreparedSnapshot(str(path), write(0))
     prepared.serve()
     in_a_thread(prepared.stage, served.model)
     assert not staged
@@ -381,7 +381,7 @@ def test_late_request_neither_drops_the_snapshot_that_is_loaded_nor_keeps_its_fi
 
 
 def test_next_request_after_a_late_one_is_staged(served, asked, monkeypatch):
-    from actor.vllm.prefetch import PreparedSnapshot
+    from actor.vllm.snapshot_prefetch import PreparedSnapshot
 
     serve, left = PreparedSnapshot.serve, []
     monkeypatch.setattr(PreparedSnapshot, "serve", lambda self: left.append(serve(self)) or left[-1])
@@ -422,6 +422,6 @@ MAPS = """\
 
 
 def test_openmp_is_found_below_any_path():
-    from actor.vllm.prefetch import _OPENMP
+    from actor.vllm.snapshot_prefetch import _OPENMP
 
     assert _OPENMP.findall(MAPS) == ["/srv/a clone/torch/lib/libgomp.so.1", "/srv/x.libs/libgomp-6a29c32d.so.1.0.0"]

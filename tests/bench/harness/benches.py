@@ -195,7 +195,7 @@ SECTIONS: dict[str, tuple[Bench, ...]] = {
             "Mismatch of a mixture of experts near ties with routing replay, and its cost?",
             "worst token {worst_replayed:.3f} nats, {worst_own:.3f} without; learner at {learner_speed_ratio:.2f} and "
             "engine at {engine_speed_ratio:.2f} times the tokens/s",
-            ("learner/model/moe.py", "learner/model/routing_replay.py", "actor/vllm/routing_cpu.py"),
+            ("learner/model/moe.py", "learner/model/routing_replay.py", "actor/vllm/routing_capture_cpu.py"),
         ),
         Bench(
             "math_forms",

@@ -1,7 +1,7 @@
 """RollPacker's Table 2 and Figure 11 in virtual time, from `tests/bench/papers/inputs.py` and nothing else.
 
 All systems compared are colocated: every GPU generates, then every GPU trains. The stream trainer gives half of the
-engines up to training before the rollout ends (`learner/schedule/scale_down.py`).
+engines up to training before the rollout ends (`learner/schedule/scale_down_criteria.py`).
 """
 
 import dataclasses

@@ -13,7 +13,7 @@ from launch.tools.plan.profile import HelperProfile
 from launch.tools.plan.sim.event_queue import SimResult
 from launch.tools.plan.sim.simulate import simulate
 from launch.tools.plan.workload import LengthProfile
-from learner.schedule import scale_down
+from learner.schedule import scale_down_criteria
 from tests.bench.papers import inputs, rollpacker
 from tests.bench.papers.experiment import Experiment
 from tests.bench.papers.inputs import ETA, Setting
@@ -182,7 +182,12 @@ def figure_12bc() -> Mapping[str, float]:
     }
 
 
-TRIGGERS = {"20%": (0.2, 0.25), "30%": (0.3, 0.35), "40%": (0.4, 0.45), "adaptive": (scale_down.FIRST, scale_down.LAST)}
+TRIGGERS = {
+    "20%": (0.2, 0.25),
+    "30%": (0.3, 0.35),
+    "40%": (0.4, 0.45),
+    "adaptive": (scale_down_criteria.FIRST, scale_down_criteria.LAST),
+}
 """Shares of complete responses at which GPUs are given up; a fixed trigger has two tries 5% apart."""
 
 
@@ -190,7 +195,7 @@ def table_3() -> Mapping[str, float]:
     """Long rounds of 7B/8k by when GPUs are given up, over none given up."""
 
     def long_s(first: float, last: float) -> float:
-        with mock.patch.multiple(scale_down, FIRST=first, LAST=last):
+        with mock.patch.multiple(scale_down_criteria, FIRST=first, LAST=last):
             return statistics.fmean(long_rounds(rounds_s(full(SETTINGS["7B/8k"]))))
 
     none_s = long_s(2.0, 2.0)

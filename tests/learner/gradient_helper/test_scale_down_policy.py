@@ -10,7 +10,7 @@ from bridge.rollout_types import Version
 from configs.presets import rolloutpipe
 from configs.sections import HelpersConfig
 from learner.gradient_helper.scale_down_policy import ScaleDownPolicy
-from learner.metrics.step_timer import WaitingRatios
+from learner.metrics.round_times import WaitingRatios
 from tests.bridge.factories import make_report
 from tests.learner.streams import random_group
 

@@ -16,7 +16,7 @@ from launch.tools.plan.sim.fleet import Fleet, ServedGroup, SimActor, SimGroup, 
 from launch.tools.plan.sim.sim_engine import FinishedRequest
 from launch.tools.plan.sim.tickets import TicketPool, group_id
 from launch.tools.plan.workload import Lengths
-from learner.schedule.scale_down import SHARE, ScaleDown, would_fit
+from learner.schedule.scale_down_criteria import SHARE, ScaleDown, would_fit
 
 
 class LeastLoadedQueue:

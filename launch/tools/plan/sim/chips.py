@@ -2,7 +2,7 @@
 
 A learner has its own chips, or trains on the engines' chips (a colocated system). The engines' chips become available
 when a round's rollout has ended. RollPacker's stream trainer releases half of them earlier
-(`learner/schedule/scale_down.py`).
+(`learner/schedule/scale_down_criteria.py`).
 """
 
 import dataclasses

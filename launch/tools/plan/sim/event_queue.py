@@ -65,7 +65,7 @@ class SimResult:
     """Trained response tokens/s, the metric for comparing rates. Samples/s would favor runs that leave the longest
     responses untrained (stale, evicted, or unfinished at the end)."""
     rounds: tuple[Mapping[str, float], ...]
-    """Metrics per whole round, as in `learner/metrics/step_timer.py`."""
+    """Metrics per whole round, as in `learner/metrics/round_times.py`."""
     token_lag: Lag
     group_lag: Lag
     engine_utilisation: float

@@ -14,9 +14,9 @@ from launch.tools.plan.sim.actors import SimActors
 from launch.tools.plan.sim.chips import Compute, Cost
 from launch.tools.plan.sim.event_queue import EventQueue, SimRecorder
 from launch.tools.plan.sim.fleet import ServedGroup
-from launch.tools.plan.sim.helpers import SimHelpers
+from launch.tools.plan.sim.gradient_helpers import SimHelpers
 from learner.data.problem import Problem
-from learner.metrics.step_timer import WaitingRatios
+from learner.metrics.round_times import WaitingRatios
 from learner.schedule.group_filter import GroupFilter, TrainingOrder
 from learner.schedule.round_planner import planner_of
 from learner.schedule.ticket_ledger import TicketLedger, training_sampling

@@ -1,9 +1,12 @@
-"""Engines' chips that help a learner with chips of its own, as long as that pays (`learner/schedule/scale_down.py`)."""
+"""Engines' chips that help a learner with chips of its own, as long as that pays.
+
+`learner/schedule/scale_down_criteria.py` decides whether it does.
+"""
 
 from launch.tools.plan.profile import HelperProfile, Profile
 from launch.tools.plan.sim.event_queue import EventQueue
-from learner.metrics.step_timer import WaitingRatios
-from learner.schedule.scale_down import RoundCost, pays
+from learner.metrics.round_times import WaitingRatios
+from learner.schedule.scale_down_criteria import RoundCost, pays
 
 
 class SimHelpers:

@@ -7,7 +7,7 @@ import pytest
 
 from configs import schema, sections
 from learner.model.architecture import Architecture
-from learner.model.teachers import teacher_architectures
+from learner.model.check_teachers import teacher_architectures
 from tests.learner.model_folder import make_model_folder, swap_tokens
 
 CONFIG = schema.Config(preset="test")

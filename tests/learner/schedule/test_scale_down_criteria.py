@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learner.schedule.scale_down import ScaleDown, num_fitting, peak_kv_tokens, would_fit
+from learner.schedule.scale_down_criteria import ScaleDown, num_fitting, peak_kv_tokens, would_fit
 
 
 def test_scaling_down_is_tried_from_a_fifth_to_a_half_at_every_twentieth():

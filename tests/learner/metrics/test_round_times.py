@@ -1,6 +1,6 @@
 import pytest
 
-from learner.metrics.step_timer import WaitingRatios
+from learner.metrics.round_times import WaitingRatios
 
 
 def test_finish_gives_the_papers_ratios():
