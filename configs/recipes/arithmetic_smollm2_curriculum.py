@@ -25,7 +25,7 @@ def get_config(preset: str = "pipelinerl") -> Config:
     }
     return dataclasses.replace(
         config,
-        run=dataclasses.replace(config.run, name=f"arithmetic-smollm2-curriculum-{preset}"),
+        run=dataclasses.replace(config.run, name=f"arithmetic-smollm2-curriculum-{preset}", num_updates=32),
         prompts=dataclasses.replace(
             config.prompts, path="", eval_path="", mixture=sizes, curriculum="learnable", curriculum_groups=16
         ),

@@ -20,8 +20,8 @@ class CriticConfig(CheckedSection):
 
     backbone: Literal["own", "policy"] = "own"
     """Model whose last hidden states the head reads. `own`: a second model, which the value loss trains; it takes the
-    memory of a model with optimizer state. `policy`: the policy, which the value loss does not change; it takes no
-    memory, and a forward pass per micro-batch."""
+    memory of a model with optimizer state. `policy`: the policy, which the value loss does not change; it takes
+    little memory, and a forward pass per micro-batch. A head alone learns with a larger learning_rate, about 1e-3."""
     path: LocalPath = ""
     """Hugging Face folder of the critic's initial model, which must have the policy's tokenizer and may have another
     size. Its output head is replaced by a value head of zeros. Empty: model.path."""
@@ -38,7 +38,7 @@ class CriticConfig(CheckedSection):
     tokens are context and no actions in both."""
     value_clip: Positive | None = None
     """Distance from the value before the update beyond which a value has no gradient (PPO2); requires rounds.epochs >
-    1. None: off."""
+    1. With backbone=policy, the policy's update moves values too. None: off."""
 
     def check_beside(self, loss: LossConfig, rounds: RoundsConfig, helpers: HelpersConfig) -> None:
         """Raises ValueError for a field that has no effect, and for sections that do not fit a critic or its lack."""

@@ -48,6 +48,19 @@ def _larger_or_smaller(a: int, sign: str, b: int) -> str:
     return f"Which number is {b} {'larger' if sign == '+' else 'smaller'} than {a}?"
 
 
+def _how_much(a: int, sign: str, b: int) -> str:
+    return f"How much is {a} {'plus' if sign == '+' else 'minus'} {b}?"
+
+
+def _add_or_subtract(a: int, sign: str, b: int) -> str:
+    return f"Add {b} to {a}." if sign == "+" else f"Subtract {b} from {a}."
+
+
+def _apples(a: int, sign: str, b: int) -> str:
+    then = f"gets {b} more" if sign == "+" else f"gives {b} away"
+    return f"Ann has {a} apples and {then}. How many apples has she now?"
+
+
 TRAINED: Mapping[str, Ask] = {
     "what_is": lambda a, sign, b: f"What is {a} {sign} {b}?",
     "calculate": lambda a, sign, b: f"Calculate {a} {sign} {b}.",
@@ -60,26 +73,28 @@ TRAINED: Mapping[str, Ask] = {
     "put_or_take": _put_or_take,
     "increase_or_reduce": _increase_or_reduce,
     "larger_or_smaller": _larger_or_smaller,
+    "how_much": _how_much,
+    "add_or_subtract": _add_or_subtract,
+    "apples": _apples,
 }
 """Question wordings used in training, by name."""
 
 
-def _in_words(a: int, sign: str, b: int) -> str:
-    return f"How much is {a} {'plus' if sign == '+' else 'minus'} {b}?"
+def _count_on(a: int, sign: str, b: int) -> str:
+    return f"Start at {a} and count {'up' if sign == '+' else 'down'} by {b}. Where do you end?"
 
 
-def _as_order(a: int, sign: str, b: int) -> str:
-    order = f"Add {b} to {a}" if sign == "+" else f"Subtract {b} from {a}"
-    return f"{order}."
+def _till(a: int, sign: str, b: int) -> str:
+    then = f"takes in {b} euros" if sign == "+" else f"pays out {b} euros"
+    return f"A shop has {a} euros in the till and {then}. How many euros are in the till?"
 
 
-def _as_story(a: int, sign: str, b: int) -> str:
-    then = f"gets {b} more" if sign == "+" else f"gives {b} away"
-    return f"Ann has {a} apples and {then}. How many apples has she now?"
-
-
-UNSEEN: Mapping[str, Ask] = {"in_words": _in_words, "as_order": _as_order, "as_story": _as_story}
-"""Question wordings used only for held-out pairs, by name."""
+UNSEEN: Mapping[str, Ask] = {
+    "unknown": lambda a, sign, b: f"Let x = {a} {sign} {b}. Find x.",
+    "count_on": _count_on,
+    "till": _till,
+}
+"""Question wordings used only for held-out pairs, by name. No setting was chosen by a result on them."""
 
 SIZES = (9, 20, 50, 99)
 """Upper bounds of the numbers in a row."""

@@ -17,6 +17,7 @@ from bridge.snapshots.snapshot_writer import SnapshotWriter
 from bridge.store.open import SqliteStore
 from configs import overrides, schema
 from configs.run_folder import RunFolder, set_up_run
+from configs.sections import CriticConfig, LoraConfig
 from learner.model.architecture import Architecture
 from learner.open_run import open_run
 from learner.run import Run
@@ -117,10 +118,16 @@ def test_anchors_come_back_from_the_checkpoint_where_the_store_is_a_fresh_one(op
     assert again.store.all_anchors(limit=9) == {"task": (1.0, 2.5), "since": (4.0,)}
 
 
-def test_critic_of_a_run_is_that_of_its_checkpoint(tmp_path: Path, model: Path, opened):
+@pytest.mark.parametrize("backbone", ["own", "policy"])
+def test_critic_of_a_run_is_that_of_its_checkpoint(tmp_path: Path, model: Path, opened, backbone):
     del opened  # restores the process's signals
     config = prepared(tmp_path, model, "serial")
-    config = dataclasses.replace(config, loss=dataclasses.replace(config.loss, advantage="gae"))
+    config = dataclasses.replace(
+        config,
+        loss=dataclasses.replace(config.loss, advantage="gae"),
+        critic=CriticConfig(backbone=backbone),
+        lora=LoraConfig(rank=4 if backbone == "policy" else 0),
+    )
     folder = set_up_run(config)
     bias = 0.25
     with contextlib.closing(open_run(config, folder, model)) as run:

@@ -116,9 +116,10 @@ def held_out_reward(arguments: Sequence[str], out: pathlib.Path, *, temperature:
 
     Args:
       arguments: of `launch.tools.evaluate`, which name the model.
-      out: its results, which are taken from there if they exist.
+      out: its results, which are taken from there if they exist; the temperature is added to the name.
       temperature: of sampling; 0: greedy.
     """
+    out = out.with_stem(f"{out.stem}-t{temperature:g}")
     if not out.exists():
         command = [sys.executable, "-m", "launch.tools.evaluate", *arguments, "--prompts=heldout"]
         subprocess.run([*command, f"--temperature={temperature}", f"--out={out}"], check=True)

@@ -11,8 +11,9 @@ def pair_of(question: str) -> tuple[str, tuple[int, int]]:
     """The operation and the numbers that a question asks for, read by other rules than it was written by."""
     numbers = [int(n) for n in re.findall(r"\d+", question)]
     assert len(numbers) == 2, question
-    is_sum = any(word in question for word in ("+", "plus", "Add", "more", "sum", "top", "larger", "Increase"))
-    if question.startswith(("Subtract", "Take", "Which", "Put")):
+    words = ("+", "plus", "Add", "more", "sum", "top", "larger", "Increase", "count up", "takes in")
+    is_sum = any(word in question for word in words)
+    if question.startswith(("Add", "Subtract", "Take", "Which", "Put")):
         numbers.reverse()
     return "+" if is_sum else "-", (numbers[0], numbers[1])
 
