@@ -40,7 +40,7 @@ def get_config(preset: str = "pipelinerl") -> Config:
 
     A preset's model is the one that `arithmetic_smollm2:sft` writes.
     """
-    # Prompts have 27 to 43 tokens; the model's default system prompt would add 16.
+    # Prompts have 26 to 44 tokens; the model's default system prompt would add 16.
     prompts = PromptsConfig(
         path="data/arithmetic/up_to_99.jsonl",
         eval_path="data/arithmetic/held_out.jsonl",

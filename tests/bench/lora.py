@@ -1,6 +1,6 @@
 """What do low-rank adapters cost and save? SmolLM2-135M-Instruct, trained whole and with adapters, on the same samples.
 
-    python -m tests.bench.lora [--updates=24] [--only=full,merged,adapter] [--rank=16] [--problems=256] [--small]
+    python -m tests.bench.lora [--updates=24] [--only=full,merged,adapter] [--rank=64] [--problems=256] [--small]
 
 The recipe's own settings (`arithmetic_smollm2`) by rounds, so that all see as many samples of the same prompts. `full`
 trains all parameters at a tenth of the recipe's learning rate, `merged` adapters at that rate, which go out added to
@@ -33,7 +33,7 @@ from tests.bench.harness import result, runs
 
 _UPDATES = flags.DEFINE_integer("updates", 24, "Optimizer steps of each run.", lower_bound=2)
 _PROBLEMS = flags.DEFINE_integer("problems", 256, "Held-out problems of each evaluation.", lower_bound=8)
-_RANK = flags.DEFINE_integer("rank", 16, "Of the adapters.", lower_bound=1)
+_RANK = flags.DEFINE_integer("rank", 64, "Of the adapters.", lower_bound=1)
 RECIPE, TINY = "arithmetic_smollm2", "tiny"
 CASES = {"full": None, "merged": "merged", "adapter": "adapter"}
 """What of adapters is published; None: all parameters are trained."""
@@ -90,7 +90,7 @@ def fields_of(case: str, config: str, snapshots: pathlib.Path) -> dict[str, obje
         "evaluation.every_n_steps": max(1, _UPDATES.value // 2),
     }
     if (publishes := CASES[case]) is not None:
-        own |= {"lora.rank": _RANK.value, "lora.alpha": 2.0 * _RANK.value, "publish.lora": publishes}
+        own |= {"lora.rank": _RANK.value, "publish.lora": publishes}
     elif config != TINY:  # whose rate is of full training, and large enough for adapters
         own |= {"lora.rank": 0, "optimizer.learning_rate": load_preset(config).optimizer.learning_rate / ADAPTER_RATE}
     return own

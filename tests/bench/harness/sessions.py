@@ -13,7 +13,7 @@ from typing import Any
 from configs import overrides
 from configs.schema import Config
 from launch.tools.plan.sim.simulate import default_warmup
-from tests.bench.harness import machine
+from tests.bench.harness.turns import in_turns
 from tests.bench.rig.load import Steady, mean_running
 from tests.bench.rig.rig import ACTOR, LEARNER_CORE, Result, Rig
 from tests.bench.rig.session import Session
@@ -58,26 +58,23 @@ def open_rig(
 def run_in_turns(
     rig: Rig, cases: Mapping[str, Session], *, turns: int = TURNS, passes_per_token: float | None = None
 ) -> dict[str, list[Result]]:
-    """Runs all cases once per turn, every second turn in reverse order (A B, B A), so a drift of the machine's speed
-    cancels out. The speed is measured before each session. `passes_per_token` replaces the sessions' own.
+    """Runs all cases once per turn, in the order of `in_turns`. `passes_per_token` replaces the sessions' own.
 
     Returns:
       For each case, a result per turn: the same turn of two cases is a pair (`estimates.ratio`).
     """
     found: dict[str, list[Result]] = collections.defaultdict(list)
-    for turn in range(turns):
-        for name in list(cases)[:: -1 if turn % 2 else 1]:
-            speed = machine.speed()
-            session = cases[name]
-            if passes_per_token is not None:
-                session = dataclasses.replace(session, passes_per_token=passes_per_token)
-            ran = rig.run(session)
-            found[name].append(dataclasses.replace(ran, machine_speed=speed))
-            print(
-                f"{name}: {ran.span_s:.2f} s, {ran.tokens_per_s:.0f} tokens/s, max lag {ran.max_lag}, machine "
-                f"{speed:.0f} MB/s",
-                flush=True,
-            )
+    for _, name, speed in in_turns(list(cases), turns):
+        session = cases[name]
+        if passes_per_token is not None:
+            session = dataclasses.replace(session, passes_per_token=passes_per_token)
+        ran = rig.run(session)
+        found[name].append(dataclasses.replace(ran, machine_speed=speed))
+        print(
+            f"{name}: {ran.span_s:.2f} s, {ran.tokens_per_s:.0f} tokens/s, max lag {ran.max_lag}, machine "
+            f"{speed:.0f} MB/s",
+            flush=True,
+        )
     return {name: found[name] for name in cases}
 
 
