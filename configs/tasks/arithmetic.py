@@ -8,93 +8,51 @@ pair in any wording. One in four held-out problems uses a wording of training (`
 import hashlib
 import itertools
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-Ask = Callable[[int, str, int], str]
-
-
-def _sum_of(a: int, sign: str, b: int) -> str:
-    return f"What is the {'sum of' if sign == '+' else 'difference between'} {a} and {b}?"
-
-
-def _work_out(a: int, sign: str, b: int) -> str:
-    return f"Work out {a} {'plus' if sign == '+' else 'minus'} {b}."
-
-
-def _marbles(a: int, sign: str, b: int) -> str:
-    then = f"finds {b} more" if sign == "+" else f"loses {b} of them"
-    return f"Tom has {a} marbles. He {then}. How many marbles are there then?"
-
-
-def _pencils(a: int, sign: str, b: int) -> str:
-    then = f"She buys {b} more." if sign == "+" else f"She hands out {b}."
-    return f"Mia has {a} pencils. {then} How many pencils does she have now?"
-
-
-def _birds(a: int, sign: str, b: int) -> str:
-    return f"{a} birds sit in a tree and {b} {'more come' if sign == '+' else 'fly off'}. How many birds are there now?"
-
-
-def _put_or_take(a: int, sign: str, b: int) -> str:
-    return f"Put {b} on top of {a}." if sign == "+" else f"Take {b} from {a}."
-
-
-def _increase_or_reduce(a: int, sign: str, b: int) -> str:
-    return f"{'Increase' if sign == '+' else 'Reduce'} {a} by {b}."
-
-
-def _larger_or_smaller(a: int, sign: str, b: int) -> str:
-    return f"Which number is {b} {'larger' if sign == '+' else 'smaller'} than {a}?"
-
-
-def _how_much(a: int, sign: str, b: int) -> str:
-    return f"How much is {a} {'plus' if sign == '+' else 'minus'} {b}?"
-
-
-def _add_or_subtract(a: int, sign: str, b: int) -> str:
-    return f"Add {b} to {a}." if sign == "+" else f"Subtract {b} from {a}."
-
-
-def _apples(a: int, sign: str, b: int) -> str:
-    then = f"gets {b} more" if sign == "+" else f"gives {b} away"
-    return f"Ann has {a} apples and {then}. How many apples has she now?"
-
-
-TRAINED: Mapping[str, Ask] = {
-    "what_is": lambda a, sign, b: f"What is {a} {sign} {b}?",
-    "calculate": lambda a, sign, b: f"Calculate {a} {sign} {b}.",
-    "equation": lambda a, sign, b: f"{a} {sign} {b} = ?",
-    "sum_of": _sum_of,
-    "work_out": _work_out,
-    "marbles": _marbles,
-    "pencils": _pencils,
-    "birds": _birds,
-    "put_or_take": _put_or_take,
-    "increase_or_reduce": _increase_or_reduce,
-    "larger_or_smaller": _larger_or_smaller,
-    "how_much": _how_much,
-    "add_or_subtract": _add_or_subtract,
-    "apples": _apples,
+TRAINED: Mapping[str, tuple[str, str]] = {
+    "what_is": ("What is {a} + {b}?", "What is {a} - {b}?"),
+    "calculate": ("Calculate {a} + {b}.", "Calculate {a} - {b}."),
+    "equation": ("{a} + {b} = ?", "{a} - {b} = ?"),
+    "sum_of": ("What is the sum of {a} and {b}?", "What is the difference between {a} and {b}?"),
+    "work_out": ("Work out {a} plus {b}.", "Work out {a} minus {b}."),
+    "marbles": (
+        "Tom has {a} marbles. He finds {b} more. How many marbles are there then?",
+        "Tom has {a} marbles. He loses {b} of them. How many marbles are there then?",
+    ),
+    "pencils": (
+        "Mia has {a} pencils. She buys {b} more. How many pencils does she have now?",
+        "Mia has {a} pencils. She hands out {b}. How many pencils does she have now?",
+    ),
+    "birds": (
+        "{a} birds sit in a tree and {b} more come. How many birds are there now?",
+        "{a} birds sit in a tree and {b} fly off. How many birds are there now?",
+    ),
+    "put_or_take": ("Put {b} on top of {a}.", "Take {b} from {a}."),
+    "increase_or_reduce": ("Increase {a} by {b}.", "Reduce {a} by {b}."),
+    "larger_or_smaller": ("Which number is {b} larger than {a}?", "Which number is {b} smaller than {a}?"),
+    "how_much": ("How much is {a} plus {b}?", "How much is {a} minus {b}?"),
+    "add_or_subtract": ("Add {b} to {a}.", "Subtract {b} from {a}."),
+    "apples": (
+        "Ann has {a} apples and gets {b} more. How many apples has she now?",
+        "Ann has {a} apples and gives {b} away. How many apples has she now?",
+    ),
 }
-"""Question wordings used in training, by name."""
+"""Question wordings used in training, of a sum and of a difference, by name."""
 
-
-def _count_on(a: int, sign: str, b: int) -> str:
-    return f"Start at {a} and count {'up' if sign == '+' else 'down'} by {b}. Where do you end?"
-
-
-def _till(a: int, sign: str, b: int) -> str:
-    then = f"takes in {b} euros" if sign == "+" else f"pays out {b} euros"
-    return f"A shop has {a} euros in the till and {then}. How many euros are in the till?"
-
-
-UNSEEN: Mapping[str, Ask] = {
-    "unknown": lambda a, sign, b: f"Let x = {a} {sign} {b}. Find x.",
-    "count_on": _count_on,
-    "till": _till,
+UNSEEN: Mapping[str, tuple[str, str]] = {
+    "unknown": ("Let x = {a} + {b}. Find x.", "Let x = {a} - {b}. Find x."),
+    "count_on": (
+        "Start at {a} and count up by {b}. Where do you end?",
+        "Start at {a} and count down by {b}. Where do you end?",
+    ),
+    "till": (
+        "A shop has {a} euros in the till and takes in {b} euros. How many euros are in the till?",
+        "A shop has {a} euros in the till and pays out {b} euros. How many euros are in the till?",
+    ),
 }
-"""Question wordings used only for held-out pairs, by name. No setting was chosen by a result on them."""
+"""Question wordings used only for held-out pairs, by name. No setting was chosen by a response to them."""
 
 SIZES = (9, 20, 50, 99)
 """Upper bounds of the numbers in a row."""
@@ -123,7 +81,7 @@ def worked_answer(a: int, sign: str, b: int) -> str:
     return "\n".join([*steps, str(values[-1])])
 
 
-def _row(drawn: random.Random, kinds: Mapping[str, Ask], size: int, *, is_held_out: bool) -> dict[str, Any]:
+def _row(drawn: random.Random, kinds: Mapping[str, tuple[str, str]], size: int, *, is_held_out: bool) -> dict[str, Any]:
     size = size or drawn.choice(SIZES)
     while True:
         a, b = drawn.randint(1, size), drawn.randint(1, size)
@@ -134,7 +92,7 @@ def _row(drawn: random.Random, kinds: Mapping[str, Ask], size: int, *, is_held_o
             break
     kind = drawn.choice(list(kinds))
     return {
-        "prompt": kinds[kind](a, sign, b),
+        "prompt": kinds[kind][sign == "-"].format(a=a, b=b),
         "answer": a + b if sign == "+" else a - b,
         "response": worked_answer(a, sign, b),
         "metadata": {"kind": kind, "size": size},
