@@ -102,5 +102,6 @@ def test_run_is_distilled_by_the_servers_logprobs(url: str, model: Path, tmp_pat
         job.end()
     jobs.check_every_group_trained_once(job, num_updates=8, per_update=2)
     kl = [row["teacher_kl"] for row in job.rows("step")]
-    # The teacher is the policy before its first update: no other alignment of tokens has a KL of 0 there.
-    assert abs(kl[0]) < 1e-5 and kl[-1] > 1e-3
+    # The teacher is the policy before its first update: no other alignment of tokens has a KL of 0 there. Afterwards a
+    # mean over sampled tokens has either sign.
+    assert abs(kl[0]) < 1e-5 and max(map(abs, kl[1:])) > 1e-3
