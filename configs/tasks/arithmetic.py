@@ -3,6 +3,7 @@
 Each row draws its numbers up to a size, one of `SIZES`: a given one, for a curriculum, or a random one. A row is a
 function of (seed, index, size). The pair of numbers alone decides whether it is held out, so training never sees the
 pair in any wording. One in four held-out problems uses a wording of training (`TRAINED`), the others one of `UNSEEN`.
+`DEVELOPMENT` is for choosing settings.
 """
 
 import hashlib
@@ -38,8 +39,105 @@ TRAINED: Mapping[str, tuple[str, str]] = {
         "Ann has {a} apples and gets {b} more. How many apples has she now?",
         "Ann has {a} apples and gives {b} away. How many apples has she now?",
     ),
+    "bus": (
+        "{a} people are on a bus and {b} get on. How many people are on the bus?",
+        "{a} people are on a bus and {b} get off. How many people are on the bus?",
+    ),
+    "tank": (
+        "A tank holds {a} litres. {b} litres are poured in. How many litres does it hold?",
+        "A tank holds {a} litres. {b} litres are drawn out. How many litres does it hold?",
+    ),
+    "ribbons": (
+        "A red ribbon is {a} cm long and a blue one {b} cm. How long are both together?",
+        "A red ribbon is {a} cm long and a blue one {b} cm. How much longer is the red one?",
+    ),
+    "chairs": (
+        "There were {a} chairs in a room. Then {b} were brought in. How many are there?",
+        "There were {a} chairs in a room. Then {b} were carried out. How many are there?",
+    ),
+    "more_or_less": ("What number is {b} more than {a}?", "What number is {b} less than {a}?"),
+    "equals": ("{a} plus {b} equals what?", "{a} minus {b} equals what?"),
+    "evaluate": ("Evaluate {a} + {b}.", "Evaluate {a} - {b}."),
+    "total_or_gap": ("Give the total of {a} and {b}.", "Give the gap between {a} and {b}."),
+    "tell_me": ("Tell me {a} plus {b}.", "Tell me {a} minus {b}."),
+    "increased_or_decreased": ("What is {a} increased by {b}?", "What is {a} decreased by {b}?"),
+    "more_or_without": ("{a} and {b} more make how many?", "{a} without {b} makes how many?"),
+    "added_or_taken": ("{b} added to {a} gives what?", "{b} taken from {a} gives what?"),
+    "bigger_or_smaller": ("Make {a} bigger by {b}.", "Make {a} smaller by {b}."),
+    "get_or_give": (
+        "If you have {a} and get {b}, what do you have?",
+        "If you have {a} and give {b}, what do you have?",
+    ),
+    "age": ("Lina is {a}. How old is she in {b} years?", "Lina is {a}. How old was she {b} years ago?"),
+    "school": (
+        "There are {a} boys and {b} girls in a school. How many children are there?",
+        "There are {a} children in a school, {b} of them girls. How many boys are there?",
+    ),
+    "rolls": (
+        "A baker has {a} rolls and bakes {b} more. How many rolls are there?",
+        "A baker has {a} rolls and sells {b}. How many rolls are left?",
+    ),
+    "degrees": (
+        "It is {a} degrees and gets {b} degrees warmer. How warm is it?",
+        "It is {a} degrees and gets {b} degrees colder. How warm is it?",
+    ),
+    "lift": (
+        "A lift is on floor {a} and goes {b} floors higher. Which floor is it on?",
+        "A lift is on floor {a} and goes {b} floors lower. Which floor is it on?",
+    ),
+    "points": (
+        "Ben has {a} points and wins {b} more. What is his score?",
+        "Ben has {a} points and {b} are taken off. What is his score?",
+    ),
+    "rope": (
+        "A rope of {a} m is made {b} m longer. How long is it?",
+        "A rope of {a} m is made {b} m shorter. How long is it?",
+    ),
+    "walk": (
+        "Zoe walks {a} km, then {b} km further. How far did she walk?",
+        "Zoe has walked {b} of {a} km. How far is it to the end?",
+    ),
+    "weight": (
+        "A box of {a} kg gets {b} kg heavier. What does it weigh?",
+        "A box of {a} kg gets {b} kg lighter. What does it weigh?",
+    ),
+    "class": (
+        "A class has {a} pupils. {b} join. How many pupils are in it?",
+        "A class has {a} pupils. {b} leave. How many pupils are in it?",
+    ),
+    "plums": (
+        "Leo picks {a} plums and Eva {b}. How many have they?",
+        "Leo picks {a} plums and Eva {b}. How many more has Leo?",
+    ),
+    "cars": (
+        "{a} cars are in a lot and {b} drive in. How many cars are in the lot?",
+        "{a} cars are in a lot and {b} drive out. How many cars are in the lot?",
+    ),
+    "sweets": (
+        "A jar has {a} sweets. Kim puts {b} in. How many sweets are in the jar?",
+        "A jar has {a} sweets. Kim eats {b}. How many sweets are in the jar?",
+    ),
+    "shelf": (
+        "On a shelf are {a} books. Then {b} are put there. How many books are there?",
+        "On a shelf are {a} books. Then {b} are lent out. How many books are there?",
+    ),
 }
 """Question wordings used in training, of a sum and of a difference, by name."""
+
+DEVELOPMENT: Mapping[str, tuple[str, str]] = {
+    "farm": (
+        "A farm has {a} sheep and raises {b} more. How many sheep does it have?",
+        "A farm has {a} sheep and trades {b} away. How many sheep does it have?",
+    ),
+    "after": ("After {a}, go {b} forward.", "After {a}, go {b} back."),
+    "value": ("The value of {a} + {b} is what?", "The value of {a} - {b} is what?"),
+    "level": (
+        "The water level is {a} cm and rises by {b} cm. What is it now?",
+        "The water level is {a} cm and falls by {b} cm. What is it now?",
+    ),
+    "combine": ("Combine {a} and {b}.", "Deduct {b} from {a}."),
+}
+"""Question wordings that are not trained either, by name. Choose a recipe's settings by them."""
 
 UNSEEN: Mapping[str, tuple[str, str]] = {
     "unknown": ("Let x = {a} + {b}. Find x.", "Let x = {a} - {b}. Find x."),
@@ -66,19 +164,21 @@ def train_row(seed: int, index: int, *, size: int = 0) -> dict[str, Any]:
     return _row(random.Random(f"train.{seed}.{size}.{index}"), TRAINED, size, is_held_out=False)
 
 
-def held_out_row(seed: int, index: int, *, size: int = 0) -> dict[str, Any]:
-    """Returns a held-out row; size 0: a random one. One in four uses a wording of training."""
-    kinds = {"trained": list(TRAINED.values())[index // 4 % len(TRAINED)], **UNSEEN}
-    kind = list(kinds)[index % 4]
+def held_out_row(
+    seed: int, index: int, *, size: int = 0, unseen: Mapping[str, tuple[str, str]] = UNSEEN
+) -> dict[str, Any]:
+    """Returns a held-out row of an unseen wording or, as often as of each, of one of training; size 0: a random one."""
+    turn, place = divmod(index, 1 + len(unseen))
+    kinds = {"trained": list(TRAINED.values())[turn % len(TRAINED)], **unseen}
+    kind = list(kinds)[place]
     return _row(random.Random(f"held_out.{seed}.{size}.{index}"), {kind: kinds[kind]}, size, is_held_out=True)
 
 
 def worked_answer(a: int, sign: str, b: int) -> str:
-    """Returns the answer in steps, one per line: first the tens of b, then its ones, and the result alone."""
+    """Returns the answer in steps, one per line: first the tens of b, then its ones. The last number is the answer."""
     numbers = [n for n in (b // 10 * 10, b % 10) if n]
     values = list(itertools.accumulate(numbers, lambda x, n: x + n if sign == "+" else x - n, initial=a))
-    steps = [f"{x} {sign} {n} = {y}" for x, n, y in zip(values, numbers, values[1:], strict=False)]
-    return "\n".join([*steps, str(values[-1])])
+    return "\n".join(f"{x} {sign} {n} = {y}" for x, n, y in zip(values, numbers, values[1:], strict=False))
 
 
 def _row(drawn: random.Random, kinds: Mapping[str, tuple[str, str]], size: int, *, is_held_out: bool) -> dict[str, Any]:

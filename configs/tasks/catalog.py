@@ -56,6 +56,9 @@ TASKS: Mapping[str, Mapping[str, File]] = {
     "arithmetic": {
         "train": File(arithmetic.train_row, 20_000),
         "held_out": File(functools.partial(arithmetic.held_out_row, size=99), 256, is_held_out=True),
+        "development": File(
+            functools.partial(arithmetic.held_out_row, size=99, unseen=arithmetic.DEVELOPMENT), 252, is_held_out=True
+        ),
         **{
             f"up_to_{size}": File(functools.partial(arithmetic.train_row, size=size), min(6_000, 200 * size))
             for size in arithmetic.SIZES
