@@ -146,7 +146,7 @@ def main() -> int:
             parts.enter_context(joined.parts)
             joined = dataclasses.replace(joined, config=_bound_to_cores(joined.config))
             check_cores(verifier_cores(joined.config))
-            for line in check_own(joined.custom_verifiers):
+            for line in check_own(joined.config.custom_verifiers):
                 logging.warning("%s", line)
             check_environments(joined.config.environments_played, joined.config.environments)
             check_sandbox(joined.config)
@@ -282,7 +282,7 @@ async def _serve(
     asyncio.get_running_loop().set_default_executor(threads)
     # These objects must be created inside the event loop that uses them.
     anchors = AdaptiveTimeouts.of_config(joined.store, config.rewards)
-    rewards = build_scorer(config, judge, own=joined.custom_verifiers, anchors=anchors)
+    rewards = build_scorer(config, judge, own=joined.config.custom_verifiers, anchors=anchors)
     episodes = build_episodes(config, engine, joined.model.path)
     teachers = TeacherServers(config.loss.teacher_urls)
     weights = WeightClient(joined.source, engine, timeline=timeline)

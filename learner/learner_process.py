@@ -2,6 +2,7 @@
 
 import abc
 import contextlib
+import copy
 import dataclasses
 import json
 import pathlib
@@ -75,7 +76,8 @@ class LearnerProcess(abc.ABC):
         of_run["optimizer"] = self.config.optimizer.name
         if self.trainer.critic is not None:
             of_run["critic"] = self.trainer.critic.steps.metadata
-        host_state = of_run | self.begin_save()
+        # Copied, because the next update changes the state's lists before a stop within it writes them.
+        host_state = copy.deepcopy(of_run | self.begin_save())
         return Save(self.step, host_state)
 
     def save_on_stop(self) -> None:

@@ -16,6 +16,7 @@ from absl import logging
 from bridge.liveness import Liveness, end_phase, report_phase
 from configs.run_folder import RunFolder
 from configs.schema import Config
+from configs.sections import PackingConfig
 from configs.sections.evaluation import HELD_OUT
 from learner.checkpoint import MAX_FAILED_IN_A_ROW, Checkpoints
 from learner.commands import Accumulate, Apply, SaveModel, ScoreBatch
@@ -33,7 +34,9 @@ from learner.policy_trainer import NoPublisher
 from learner.replicate import Replicator
 from learner.restore import WeightLoader, load_base, restore, trainer_of
 from learner.run_context import open_context
-from learner.update.example_stream import ExampleStream, pack_examples
+from learner.update.auto_shape import propose
+from learner.update.example_stream import ExampleStream, group_of, pack_examples
+from learner.update.packing import parts
 from learner.update.train_step import build_train_step
 from learner.update_metrics import UpdateMetrics
 
@@ -207,10 +210,18 @@ def is_due(step: int, *, every: int, last: int) -> bool:
     return step == 0 or step >= last or (every > 0 and step % every == 0)
 
 
+def shape_of(problems: Sequence[Problem], config: Config) -> PackingConfig:
+    """Returns the shape that evaluates rows at the lowest cost; without `packing.auto` the configured one."""
+    if not config.packing.auto:
+        return config.packing
+    sizes = [part.size for one in problems for part in parts(group_of(one), config.packing)]
+    return propose([sizes], config)
+
+
 def mean_loss(run: SftRun, problems: Sequence[Problem]) -> float:
     """Returns the mean negative log-likelihood over the rows' trained tokens, in nats."""
     total, num_tokens = 0.0, 0
-    for micro in pack_examples(problems, run.config, run.examples.packing):
+    for micro in pack_examples(problems, run.config, shape_of(problems, run.config)):
         logprobs = run.do(ScoreBatch(micro.batch))
         total -= float(np.sum(logprobs, where=np.asarray(micro.batch.loss_mask), dtype=np.float64))
         num_tokens += int(np.count_nonzero(micro.batch.loss_mask))

@@ -95,11 +95,6 @@ class ForkServerClient:
             logging.warning("environment zygote has several threads name=%s threads=%d", name, ready.num_threads)
         return link
 
-    @property
-    def pid(self) -> int:
-        """Pid of the zygote."""
-        return self._process.pid
-
     async def fork(self, theirs: socket.socket) -> int:
         """Starts an episode's process with its end of a socket pair; returns the episode's id.
 

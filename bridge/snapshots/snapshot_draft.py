@@ -10,7 +10,6 @@ from bridge.snapshots.shard_map import DTYPES, ShardMap, aligned, matrix_shape
 from bridge.snapshots.shared_memory import SharedMemoryFile
 from bridge.weight_types import (
     Block,
-    TensorEntry,
     WeightManifest,
 )
 
@@ -54,11 +53,6 @@ class SnapshotDraft:
     def version(self) -> Version:
         """Version being written."""
         return self._manifest.version
-
-    @property
-    def tensors(self) -> tuple[TensorEntry, ...]:
-        """The model's tensors with their positions in the whole file."""
-        return self._manifest.tensors
 
     def block(self, number: int) -> np.ndarray:
         """Returns the slot's memory of a block, `[num_tensors, num_rows, num_cols]`, which must be filled completely.

@@ -55,7 +55,8 @@ def get_config(preset: str = "pipelinerl") -> Config:
         base,
         # A group whose answers are all right teaches nothing; the filter replaces it.
         rounds=dataclasses.replace(base.rounds, filter_zero_variance=True),
-        run=RunConfig(name=f"arithmetic-smollm2-{preset}", num_updates=18),
+        # With the seed of the warm start, the first prompts would be the rows that it has trained on.
+        run=RunConfig(name=f"arithmetic-smollm2-{preset}", num_updates=30, seed=1),
         model=ModelConfig(path=f"runs/{SFT_NAME}/model-{SFT_UPDATES}", max_tokens=88),
         lora=LORA,
         prompts=prompts,

@@ -24,17 +24,6 @@ EXAMPLES: dict[str, Callable[[EpisodeRow, random.Random], list[Turn]]] = {
 """Example episodes of a row by environment, for warming up a small model."""
 
 
-def rows(name: str, *, seed: int, args: Args) -> Callable[[int], EpisodeRow]:
-    """Returns the rows of an environment as a function of the index.
-
-    Raises:
-      ValueError: the environment has no row generator, or rejects the arguments.
-    """
-    if name not in ROWS:
-        raise ValueError(f"environment {name!r} generates no rows. Use one of {', '.join(ROWS)}, or rows of a file")
-    return ROWS[name](seed, args)
-
-
 Row = Callable[[int, int], dict[str, Any]]
 """Function from (seed, index) to a row of prompts."""
 

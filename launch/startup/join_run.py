@@ -100,11 +100,6 @@ class JoinedRun:
         if self.own is not None:
             self.own.is_done = True
 
-    @property
-    def custom_verifiers(self) -> Collection[str]:
-        """Custom verifier functions that may be imported."""
-        return self.config.custom_verifiers
-
 
 def _nothing() -> None:
     """Ignores the wait."""

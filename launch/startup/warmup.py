@@ -25,7 +25,7 @@ from bridge.text.chat_template import ChatTemplate, Message, read_chat_template
 from configs.model_sizes import TinyModelRecipe
 from configs.sections import PromptsConfig
 from configs.sections.prompts import PromptSource
-from configs.tasks.catalog import EXAMPLES, rows
+from configs.tasks.catalog import EXAMPLES, ROWS
 from configs.tasks.rows import Turn
 from learner.data.generated import ReasoningGymSource
 from learner.data.problem import is_held_out
@@ -173,7 +173,7 @@ def _of_episodes(prompts: PromptsConfig, seed: int) -> Iterator[Example]:
             f"model.path: the tiny model cannot be warmed up for prompts.environment={prompts.environment}; "
             f"example episodes exist for {', '.join(EXAMPLES)} with their own rows; set model.path"
         )
-    row = rows(prompts.environment, seed=seed, args=prompts.environment_args)
+    row = ROWS[prompts.environment](seed, prompts.environment_args)
     drawn = random.Random(seed)
     for index in itertools.count():
         made = row(index)

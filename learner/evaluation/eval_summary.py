@@ -2,8 +2,8 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, get_args
+from collections.abc import Mapping, Sequence
+from typing import get_args
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from learner.data.problem import Problem
 from learner.evaluation import estimators
 from learner.evaluation.estimators import Estimate
 from learner.evaluation.eval_sets import ProblemSet
-from learner.metrics.sample_record import is_episode, mean_scores
+from learner.metrics.sample_record import Decode, Json, cut, is_episode, mean_scores
 
 _TOLERANCE = 1e-6
 """Tolerance of a reward that is a sum of weighted scores."""
@@ -175,10 +175,6 @@ MAX_SHOWN_SAMPLES = 8
 """Maximum number of responses kept per problem."""
 
 
-Decode = Callable[[Sequence[int]], str]
-Json = dict[str, Any]
-
-
 def result_of(summary: Summary) -> Json:
     """Returns a summary as JSON values, with NaN as null."""
     return {
@@ -233,11 +229,11 @@ def samples_of(
 def _shown(number: int, problem: Problem, group: Group, decode: Decode) -> Json:
     return {
         "problem": number,
-        "prompt": _cut(problem.question),
-        "answer": _cut(problem.task.answer),
+        "prompt": cut(problem.question, MAX_CHARS),
+        "answer": cut(problem.task.answer, MAX_CHARS),
         "responses": [
             {
-                "text": _cut(decode(r.tokens.tolist())),
+                "text": cut(decode(r.tokens.tolist()), MAX_CHARS),
                 "reward": r.reward,
                 "scores": {score.name: score.value for score in r.scores},
                 "verdicts": {score.name: score.verdict for score in r.scores},
@@ -252,13 +248,6 @@ def _shown(number: int, problem: Problem, group: Group, decode: Decode) -> Json:
             for r in group.rollouts[:MAX_SHOWN_SAMPLES]
         ],
     }
-
-
-def _cut(text: str) -> str:
-    if len(text) <= MAX_CHARS:
-        return text
-    half = MAX_CHARS // 2
-    return f"{text[:half]} [... {len(text) - 2 * half} characters ...] {text[-half:]}"
 
 
 def _number(value: float | None) -> float | None:

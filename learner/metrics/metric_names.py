@@ -246,33 +246,6 @@ METRICS |= {
 }
 
 
-ABOUT: dict[str, str] = {
-    "kind": "step, eval (held-out problems), eval/SET (another evaluation set), round or probe",
-    "step": "optimizer step of the row; for an evaluation, the step of its weights",
-    "incarnation": "number of the learner start that wrote the row, from 0",
-    "time_s": "Unix time of the write, in seconds",
-}
-"""Units and meanings of the fields of each row of metrics.jsonl that are not metrics."""
-
-
-TIMINGS = (
-    "time/step_s",
-    "time/train_s",
-    "time/wait_s",
-    "time/publish_s",
-    "time/publish_blocked_s",
-    "publish/late",
-    "publish/replaced",
-    "publish/destination_replaced",
-    "memory/host_peak_gib",
-    "memory/device_peak_gib",
-    "tokens_per_s",
-    "model_tflops_per_s",
-    "mfu",
-)
-"""Metrics that may differ between two runs of the same stream."""
-
-
 def meaning(name: str) -> str | None:
     """Returns unit and meaning of a metric, or None if the name is unknown."""
     if name in METRICS:

@@ -28,6 +28,9 @@ class View(Protocol):
 class MetricsWriter:
     """Writer that appends rows to metrics.jsonl and passes them to a view.
 
+    Beside its metrics a row has `kind` (step, eval, eval/SET of another evaluation set, round or probe), `step` (of an
+    evaluation, that of its weights), `incarnation` (number of the learner start, from 0) and `time_s` (Unix seconds).
+
     A restarted learner resumes at its checkpoint's step. Rows after that step belong to an abandoned branch and move to
     metrics.abandoned.jsonl, so that the steps of metrics.jsonl are contiguous.
     """

@@ -32,6 +32,8 @@ MINUTES = 20.0
 """Of training in all: supervised and by reinforcement."""
 AIM = 0.9
 """Held-out reward."""
+OTHER_ORDER = 100
+"""Difference of the seeds of both parts: with the same, reinforcement begins with the rows of the warm start."""
 OVERRIDES: Mapping[str, object] = {
     "run.num_updates": 10_000,  # minutes end it
     "publish.probe_every_n_publishes": 1,
@@ -99,7 +101,7 @@ def main(argv: list[str]) -> None:
         warm_s = max(runs.training_s(ran.rows).values())
         model = RunFolder(warm).model(load_preset(f"{RECIPE}:sft").run.num_updates)
         for preset in presets:
-            overrides = {**OVERRIDES, **files, "model.path": model}
+            overrides = {**OVERRIDES, **files, "model.path": model, "run.seed": seed + OTHER_ORDER}
             folder, bound_s = root / f"{preset}-{seed}", MINUTES * 60 - warm_s
             ran = runs.run_job(f"{RECIPE}:{preset}", overrides, folder, bound_s=bound_s)
             rows.append(row_of(preset, seed, ran, warm_s=warm_s))

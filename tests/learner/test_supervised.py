@@ -18,7 +18,7 @@ from learner.heartbeat import Stopped
 from learner.metrics.metrics_writer import read_rows
 from learner.model.architecture import Architecture
 from learner.restore import WeightLoader
-from learner.supervised import is_due, open_sft, train_sft
+from learner.supervised import is_due, mean_loss, open_sft, shape_of, train_sft
 from tests.learner.chat_folder import make_chat_model, sft_config
 
 ROWS = [{"prompt": f"{a} + {b} = ?", "response": str(a + b)} for a in range(6) for b in range(4)]
@@ -109,6 +109,30 @@ def test_run_that_was_stopped_ends_with_the_same_bits_as_one_that_was_not(tmp_pa
     losses = [[row["loss"] for row in rows_of(folder, "step")] for folder in (whole, resumed)]
     assert losses[0] == losses[1] and len(losses[0]) == 6
     assert [row["step"] for row in rows_of(resumed, "eval")] == [0, 3, 6]
+
+
+AUTO = sections.PackingConfig(rows=4, row_tokens=256, auto=True)
+
+
+@pytest.mark.heavy
+def test_checkpoint_of_a_stop_holds_nothing_of_the_update_that_it_interrupts(tmp_path, model):
+    config = settings(tmp_path, num_updates=6, packing=AUTO)
+    folder = trained(config, model, stop_at=4)
+    with contextlib.closing(open_sft(config, folder, model)) as run:
+        state = run.examples.get_state()["packing"]
+    assert len(state["packs"]) == state["num_seen"] == 3
+
+
+@pytest.mark.heavy
+def test_evaluation_has_a_shape_of_its_own_rows_before_the_first_update_and_the_same_loss(tmp_path, model):
+    config = settings(tmp_path, packing=AUTO)
+    with contextlib.closing(open_sft(config, set_up_run(config), model)) as run:
+        problems = run.sets[0].problems
+        shape = shape_of(problems, config)
+        assert shape.rows * shape.row_tokens < AUTO.rows * AUTO.row_tokens / 4
+        found = mean_loss(run, problems)
+        run.config = dataclasses.replace(config, packing=dataclasses.replace(AUTO, auto=False))
+        assert mean_loss(run, problems) == pytest.approx(found, abs=1e-5)
 
 
 @pytest.mark.heavy

@@ -21,21 +21,22 @@ from launch.tools.out_file import write_out_file
 from learner.evaluation import eval_summary
 from learner.evaluation.eval_summary import summarize
 from learner.evaluation.pinned_requests import problem_number
+from learner.metrics.sample_record import Decode, Json
 
 
 def results_of(
     problems: EvalProblems,
     groups: Mapping[str, Sequence[Group]],
     *,
-    decode: eval_summary.Decode,
+    decode: Decode,
     show: int,
     head: Mapping[str, Any],
-) -> eval_summary.Json:
+) -> Json:
     """Returns the results as JSON: `head`, and per set its settings, estimates and some responses.
 
     A set without scored problems has `problems` 0 and no metrics.
     """
-    sets: list[eval_summary.Json] = []
+    sets: list[Json] = []
     for one in problems.sets:
         there = groups.get(one.name, ())
         asked = eval_summary.asked_of(one)
@@ -67,36 +68,27 @@ def results_of(
     return made | dict(head) | {"sets": sets}
 
 
-def write(found: eval_summary.Json, out: pathlib.Path) -> None:
+def write(found: Json, out: pathlib.Path) -> None:
     """Writes the results file atomically; raises OSError if the write failed."""
     write_out_file(out, json.dumps(found, indent=2, allow_nan=False) + "\n")
 
 
-def write_beside(found: eval_summary.Json, run: RunFolder) -> None:
+def keep_beside(found: Json, run: RunFolder) -> None:
     """Writes a checkpoint's results into the run's folder as well, where `launch.tools.report` finds them.
 
-    Raises:
-      OSError: the write failed.
+    Prints the next command. A failed write is only reported: the results are already in the user's file.
     """
-    run.evaluated.mkdir(exist_ok=True)
     text = json.dumps(found, indent=2, allow_nan=False) + "\n"
-    replace_file(run.evaluated / f"{found['step']}-{round(found['time_s'] * 1000)}.json", text.encode())
-
-
-def keep_beside(found: eval_summary.Json, run: RunFolder) -> None:
-    """Calls `write_beside` and prints the next command; a failed write is only reported.
-
-    The results are already in the user's file.
-    """
     try:
-        write_beside(found, run)
+        run.evaluated.mkdir(exist_ok=True)
+        replace_file(run.evaluated / f"{found['step']}-{round(found['time_s'] * 1000)}.json", text.encode())
     except OSError as e:
         print(f"not in {run.evaluated}: {first_line(e)}; launch.tools.report takes --results", file=sys.stderr)
     else:
         print(f"report       python -m launch.tools.report --run_dir={run.path}")
 
 
-def print_table(found: eval_summary.Json, console: Console | None = None) -> None:
+def print_table(found: Json, console: Console | None = None) -> None:
     """Prints one row per estimate, then the unscored problems and notes."""
     console = console or make_console()
     table = Table(title=pathlib.Path(found["model"]).name)

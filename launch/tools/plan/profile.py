@@ -15,13 +15,13 @@ from launch.tools.plan.workload import EpisodeProfile, LengthProfile
 from learner.schedule.scale_down_criteria import HelperCosts
 
 
-def _check(section: str, node: "StoreProfile | NetworkProfile", *, least: int, counts: tuple[str, ...]) -> None:
+def _check(section: str, node: Any, *, counts: tuple[str, ...] = ()) -> None:
     for field in dataclasses.fields(node):
         value = getattr(node, field.name)
         if not 0 <= value < math.inf:
             raise ValueError(f"{section}.{field.name} must be finite and >= 0, got {value}")
-        if field.name in counts and value < least:
-            raise ValueError(f"{section}.{field.name} must be >= {least}, got {value}")
+        if field.name in counts and value < 1:
+            raise ValueError(f"{section}.{field.name} must be >= 1, got {value}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,7 @@ class StoreProfile:
     """Bandwidth of the server's link per direction, in bytes/s. 0 means no bound."""
 
     def __post_init__(self) -> None:
-        _check("store", self, least=1, counts=("connections_per_process",))
+        _check("store", self, counts=("connections_per_process",))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -82,7 +82,7 @@ class NetworkProfile:
     """Engines per actor host, which share one download."""
 
     def __post_init__(self) -> None:
-        _check("network", self, least=1, counts=("weights_bytes", "chips_per_learner_host", "engines_per_host"))
+        _check("network", self, counts=("weights_bytes", "chips_per_learner_host", "engines_per_host"))
 
 
 def lowest(*rates: float) -> float:
@@ -140,13 +140,6 @@ class EngineProfile:
         return [0.0, *(total / h).tolist()]
 
 
-def _not_negative(section: str, node: Any) -> None:
-    for field in dataclasses.fields(node):
-        value = getattr(node, field.name)
-        if not 0 <= value < math.inf:
-            raise ValueError(f"{section}.{field.name} must be finite and >= 0, got {value}")
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LearnerProfile:
     """Cost of training."""
@@ -160,7 +153,7 @@ class LearnerProfile:
     optimizer_step_s: float = 0.0
 
     def __post_init__(self) -> None:
-        _not_negative("learner", self)
+        _check("learner", self)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -176,7 +169,7 @@ class PublishProfile:
     """Seconds without generation."""
 
     def __post_init__(self) -> None:
-        _not_negative("publish", self)
+        _check("publish", self)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -184,7 +177,7 @@ class HelperProfile(HelperCosts):
     """Cost of engines that give their chips up for training and take them back (RollPacker section 4.4)."""
 
     def __post_init__(self) -> None:
-        _not_negative("helpers", self)
+        _check("helpers", self)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -259,11 +252,6 @@ def from_dict(raw: Any) -> Profile:
         return msgspec.convert(raw, Profile, str_keys=True)
     except msgspec.ValidationError as e:
         raise ValueError(f"profile: {e}".replace("`$.", "`")) from e
-
-
-def to_dict(profile: Profile) -> dict[str, Any]:
-    """Returns plain data that `from_dict` accepts."""
-    return dataclasses.asdict(profile)
 
 
 def load(path: str | os.PathLike[str]) -> Profile:

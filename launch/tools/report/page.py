@@ -20,6 +20,7 @@ from markupsafe import Markup
 
 from launch.tools.report.run_data import spread_out
 from launch.tools.samples.samples_view import GroupLine, ResponseLine, Samples, visible
+from learner.metrics.sample_record import cut
 
 
 def json_for_script(value: Any) -> str:
@@ -168,7 +169,4 @@ def _finite(value: float | None) -> float | None:
 
 
 def _text(text: str) -> str:
-    if len(text) > MAX_CHARS:
-        half = MAX_CHARS // 2
-        text = f"{text[:half]} [... {len(text) - 2 * half} characters omitted ...] {text[-half:]}"
-    return visible(text)
+    return visible(cut(text, MAX_CHARS))

@@ -194,7 +194,7 @@ def _edges(centres: Float64[np.ndarray, " N"]) -> Float64[np.ndarray, " N+1"]:
 def main(argv: list[str]) -> None:
     """Draws the figure of a profile."""
     del argv
-    draw(plan_profile.to_dict(plan_profile.load(flags.FLAGS.profile)), flags.FLAGS.plot)
+    draw(dataclasses.asdict(plan_profile.load(flags.FLAGS.profile)), flags.FLAGS.plot)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
 """What the bench predicts, by hand, and that its clients do what it says."""
 
+import dataclasses
 from typing import Any
 
 import pytest
 
-from launch.tools.plan import profile as plan_profile
 from launch.tools.plan.profile import LearnerProfile, StoreProfile
 from tests.bench.cluster import plan_table
 from tests.bench.cluster.figure import scale, variants
@@ -40,7 +40,7 @@ def test_a_download_is_as_long_as_its_bytes_on_the_link():
 
 
 def test_a_store_ten_times_as_fast_is_that_in_all_its_seconds():
-    profile = plan_profile.to_dict(profile_of(store=StoreProfile(group_s=0.5, read_s=0.25)))
+    profile = dataclasses.asdict(profile_of(store=StoreProfile(group_s=0.5, read_s=0.25)))
     store = variants(profile)[-1].profile.store
     assert store is not None and (store.group_s, store.read_s, store.max_connections) == (0.05, 0.025, 20000)
 

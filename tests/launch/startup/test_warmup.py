@@ -85,7 +85,7 @@ def test_corpus_of_a_task_has_fresh_whole_numbers(tmp_path, tokenizer):
 def test_corpus_of_episodes_has_turns_with_their_ends_and_observations_that_train_nothing(name, tokenizer):
     prompts = PromptsConfig(environment=name, environment_args={"style": "short"})
     corpus = corpus_of(prompts, tokenizer)
-    made = {row.question: row for row in map(catalog.rows(name, seed=3_000_017, args={"style": "short"}), range(4000))}
+    made = {row.question: row for row in map(catalog.ROWS[name](3_000_017, {"style": "short"}), range(4000))}
     num_turns = []
     for tokens, mask in (corpus.batch() for _ in range(5)):
         for line, wanted in zip(tokens, mask, strict=True):

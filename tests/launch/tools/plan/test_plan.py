@@ -28,7 +28,7 @@ from tests.launch.tools.plan.setup import by_rounds, by_window, profile_of
 
 pytestmark = pytest.mark.heavy
 
-PROFILE = plan_profile.to_dict(profile_of())
+PROFILE = dataclasses.asdict(profile_of())
 
 
 def plan(*args, path):
@@ -140,7 +140,7 @@ def test_command_line_says_what_gives_out_first_and_what_to_change(tmp_path):
 
 def test_profile_goes_through_json_unchanged():
     profile = profile_of(response_tokens=LengthProfile(kind="groups", groups=((1, 2), (3,))))
-    assert plan_profile.from_dict(json.loads(json.dumps(plan_profile.to_dict(profile)))) == profile
+    assert plan_profile.from_dict(json.loads(json.dumps(dataclasses.asdict(profile)))) == profile
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ def test_results_beside_a_run_are_in_its_report_by_step(tmp_path):
     folder = make_folder(tmp_path / "run", steps=2)
     assert 'id="evaluated"' not in build([folder])
     for of in (found(400), found(50, avg=0.125), found(400, time_s=1_700_009_999.5)):
-        results.write_beside(of, RunFolder(folder))
+        results.keep_beside(of, RunFolder(folder))
     (folder / "evaluated" / "torn.json").write_text('{"format": 1')
     page = build([folder])
     rows = cells(page)
@@ -66,7 +66,7 @@ def test_results_beside_a_run_are_in_its_report_by_step(tmp_path):
 @pytest.mark.heavy
 def test_results_of_other_models_are_shown_beside_a_run_or_without_one_and_none_twice(tmp_path):
     folder = make_folder(tmp_path / "run", steps=2)
-    results.write_beside(found(400), RunFolder(folder))
+    results.keep_beside(found(400), RunFolder(folder))
     files = [tmp_path / "same.json", tmp_path / "base.json"]
     for file, of in zip(files, (found(400), found(None, run_dir=None, time_s=5.0)), strict=True):
         results.write(of, file)
@@ -94,7 +94,7 @@ def test_results_that_are_none_are_refused_by_name(tmp_path):
 def test_hostile_names_of_sets_stay_text(tmp_path):
     folder = make_folder(tmp_path / "run", steps=2)
     for i, text in enumerate(HOSTILE):
-        results.write_beside(found(name=text.replace("\ud800", ""), time_s=10.0 + i), RunFolder(folder))
+        results.keep_beside(found(name=text.replace("\ud800", ""), time_s=10.0 + i), RunFolder(folder))
     page = build([folder])
     assert "<script>window.hurt" not in page and "<img" not in page and data_of(page)["runs"]
     assert any(row[2].startswith(HOSTILE[0]) for row in cells(page))
