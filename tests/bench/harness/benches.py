@@ -129,8 +129,9 @@ SECTIONS: dict[str, tuple[Bench, ...]] = {
         ),
         Bench(
             "distillation",
-            "On-policy distillation against RL on the same samples?",
-            "mean of the held-out curve {area_distilled:.2f} (teacher), {area_rl:.2f} (reward), {area_both:.2f} (both)",
+            "On-policy distillation against RL and supervised fine-tuning on the same samples?",
+            "mean of the held-out curve {area_distilled:.2f} (teacher), {area_rl:.2f} (reward), {area_both:.2f} "
+            "(both), {area_sft:.2f} (supervised)",
             LEARNING,
         ),
         Bench(
@@ -141,8 +142,9 @@ SECTIONS: dict[str, tuple[Bench, ...]] = {
         ),
         Bench(
             "real_model",
-            "Does SmolLM2-135M-Instruct learn in minutes?",
-            "held-out reward {gain_pipelinerl:+.2f} (`pipelinerl`) and {gain_rolloutpipe:+.2f} (`rolloutpipe`)",
+            "Does SmolLM2-135M-Instruct learn arithmetic in 20 minutes?",
+            "held-out reward {reward_base:.2f}, {reward_warm:.2f} after supervised fine-tuning, then "
+            "{reward_pipelinerl:.2f} (`pipelinerl`) and {reward_rolloutpipe:.2f} (`rolloutpipe`)",
             LEARNING,
         ),
         Bench(

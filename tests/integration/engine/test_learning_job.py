@@ -44,6 +44,7 @@ def test_critic_learns_beside_a_policy_with_a_correction_and_muon(model: Path, t
         loss__name="ppo_clip",
         loss__advantage="gae",
         loss__correction__weight="token",
+        rounds__epochs=2,
         critic__learning_rate=3e-3,
         optimizer__name="muon",
         rounds__filter_zero_variance=False,
