@@ -1,6 +1,7 @@
 """The main job with a critic, a correction and Muon, and with a mixture of experts whose routing is replayed."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ def score(response_text, task):
 """A random model earns no rewards of sums."""
 
 
-def finished(here: Path, model: Path, **fields: object) -> jobs.Job:
+def finished(here: Path, model: Path, **fields: Any) -> jobs.Job:
     """A job that has ended, with each group trained once and the engine's weights equal to the learner's."""
     (here / "judge.py").write_text(JUDGE)
     fields |= {
