@@ -177,7 +177,7 @@ def test_module_that_the_runs_config_names_is_imported_only_where_it_is_allowed(
     with pytest.raises(ValueError, match="--allow_module=theirs:score"), place.join(allowed_modules=("theirs:other",)):
         pass
     with place.join(allowed_modules=("theirs:score",)) as joined:
-        assert joined.custom_verifiers == ("theirs:score",)
+        assert joined.config.custom_verifiers == ("theirs:score",)
 
 
 @pytest.mark.parametrize(
