@@ -76,7 +76,7 @@ class LearnerProcess(abc.ABC):
         of_run["optimizer"] = self.config.optimizer.name
         if self.trainer.critic is not None:
             of_run["critic"] = self.trainer.critic.steps.metadata
-        # Copied, because the next update changes the state's lists before a stop within it writes them.
+        # A copy: a stop within the next update saves it after that update has appended to the lists of the state.
         host_state = copy.deepcopy(of_run | self.begin_save())
         return Save(self.step, host_state)
 

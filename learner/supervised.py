@@ -211,7 +211,7 @@ def is_due(step: int, *, every: int, last: int) -> bool:
 
 
 def shape_of(problems: Sequence[Problem], config: Config) -> PackingConfig:
-    """Returns the shape that evaluates rows at the lowest cost; without `packing.auto` the configured one."""
+    """Returns the cheapest micro-batch shape for these rows; without `packing.auto` the configured one."""
     if not config.packing.auto:
         return config.packing
     sizes = [part.size for one in problems for part in parts(group_of(one), config.packing)]

@@ -3,7 +3,7 @@
 Each row draws its numbers up to a size, one of `SIZES`: a given one, for a curriculum, or a random one. A row is a
 function of (seed, index, size). The pair of numbers alone decides whether it is held out, so training never sees the
 pair in any wording. One in four held-out problems uses a wording of training (`TRAINED`), the others one of `UNSEEN`.
-`DEVELOPMENT` is for choosing settings.
+A recipe's settings are chosen by rows with wordings of `DEVELOPMENT`.
 """
 
 import hashlib
@@ -137,7 +137,7 @@ DEVELOPMENT: Mapping[str, tuple[str, str]] = {
     ),
     "combine": ("Combine {a} and {b}.", "Deduct {b} from {a}."),
 }
-"""Question wordings that are not trained either, by name. Choose a recipe's settings by them."""
+"""Question wordings that are neither trained nor in `UNSEEN`, by name. Choose a recipe's settings by them."""
 
 UNSEEN: Mapping[str, tuple[str, str]] = {
     "unknown": ("Let x = {a} + {b}. Find x.", "Let x = {a} - {b}. Find x."),
