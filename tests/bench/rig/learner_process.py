@@ -74,21 +74,21 @@ class Server:
 
     def _steps_for(self, session: Session, model: pathlib.Path) -> PacedSteps:
         config, model_config = session.config, Architecture.from_hf(model)
-        key = (model_config, *_compiled_in(config))
+        key = (model_config, compiled_in(config))
         if key not in self._steps:
             self._steps[key] = PacedSteps(model_config, config, make_mesh(**config.mesh.axes, devices=None))
         return self._steps[key]
 
 
-def _compiled_in(config: Config) -> tuple[Any, ...]:
-    """All of a configuration that a program of the learner's depends on."""
+def compiled_in(config: Config) -> str:
+    """Returns the text of all of a configuration that a program of the learner's depends on."""
     # A constant learning rate is the same however long the run.
     num_updates = config.run.num_updates if config.optimizer.schedule != "constant" else None
     # So are the seed's rounding of float32, and its adapters where there are none.
     seed = config.run.seed if config.model.param_dtype != "float32" or config.lora.is_on else None
     of_sections = (config.loss, config.optimizer, config.model, config.lora, config.packing, config.mesh)
     of_passes = (config.rounds.epochs, config.steps_per_proximal)
-    return (*of_sections, *of_passes, config.sampling.temperature, num_updates, seed)
+    return repr((*of_sections, *of_passes, config.sampling.temperature, num_updates, seed))
 
 
 def main() -> None:

@@ -1,4 +1,5 @@
 import asyncio
+import dataclasses
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,7 @@ from configs.schema import Config
 from learner.distributed.sharding import make_mesh
 from learner.update.train_step import TrainStep
 from tests.bench.rig.calibrate import calibrate, wait_and_compute_s, waiting_ratio
+from tests.bench.rig.learner_process import compiled_in
 from tests.bench.rig.lengths import Lengths
 from tests.bench.rig.paced_steps import PacedSteps
 from tests.bench.rig.replay import HashRewards, Places, ReplayEngine
@@ -185,6 +187,12 @@ def test_paced_steps_train_bit_for_bit_like_steps(paced, without_pace, passes_pe
     assert len(paced.cpu_s) == 2 and min(paced.cpu_s) > 0
     if passes_per_token == 0.37:  # enough that no micro-batch falls short of its own pass
         assert abs(paced.num_passes - tokens * passes_per_token) <= 1
+
+
+def test_sessions_share_programs_unless_what_is_compiled_in_differs():
+    other, wider = config_of(), config_of(rows=4)
+    other = dataclasses.replace(other, run=dataclasses.replace(other.run, name="another"))
+    assert compiled_in(config_of()) == compiled_in(other) != compiled_in(wider)
 
 
 def round_row(wait_s: float, compute_s: float, *, aside_s: float = 0.0) -> dict[str, float]:
