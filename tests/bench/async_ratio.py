@@ -105,13 +105,14 @@ def main(argv: list[str]) -> None:
         # What the planner may know: sessions of their own, warm, of both ways to train.
         costs = [rig.run(replayed(name, 6)) for name in (SERIAL, "1")]
         speed = sessions.run_in_turns(rig, cases, turns=turns)
-        profile = measure_profile(
-            rig,
-            config_of(SERIAL, 1),
-            results=costs,
-            lengths=LENGTHS,
-            num_groups=(num_updates + 2 + max(ALPHAS)) * U,
-        )
+        # A sample that is a ticket of its own costs the actor more, so a profile for either.
+        profiles, num_groups = {}, (num_updates + 2 + max(ALPHAS)) * U
+        for name in (SERIAL, "1"):
+            engine = profiles[SERIAL]["engine"] if profiles else None
+            config = config_of(name, 1)
+            profiles[name] = measure_profile(
+                rig, config, results=costs, lengths=LENGTHS, num_groups=num_groups, engine=engine
+            )
         tasks = {name: Session(config=config_of(name, task_updates, **TASK), rewards="task") for name in names}
         rewards = sessions.run_in_turns(rig, tasks, turns=1)
     configs = {name: case.config for name, case in cases.items()}
@@ -155,7 +156,7 @@ def main(argv: list[str]) -> None:
             "held-out reward at the end": [(row.get("reward_end", 0.0), 0.0) for row in rows.values()],
         }
         bars(folder / "async_ratio.png", [n if n.startswith(SERIAL) else f"α = {n}" for n in rows], panels)
-    of_one_engine = {name: rows[name] for name in names}
+    of_one_engine = {name: rows[name] | {"profile": {"profile": SERIAL if name == SERIAL else "1"}} for name in names}
     measured = sessions.measured(of_one_engine, configs, ("tokens_per_s", "samples_per_s", "lag_mean", "lag_max"))
     result.finish(
         "async_ratio",
@@ -165,7 +166,8 @@ def main(argv: list[str]) -> None:
         rows=list(rows.values()),
         columns=COLUMNS,
         figure=True,
-        profile=profile,
+        profile=profiles[SERIAL],
+        profiles=profiles,
         measured=[one | {"name": f"alpha_{one['name']}"} for one in measured],
     )
 

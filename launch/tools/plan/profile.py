@@ -106,8 +106,10 @@ class EngineProfile:
     """Share of the cache that must stay free when a waiting request starts next to others (vLLM's `watermark`)."""
     prefill_s_per_token: float = 0.0
     request_s: float = 0.0
-    """Seconds per request regardless of its length (scheduling, input, output), in which nothing is decoded. A request
-    that is restarted for new weights costs it again."""
+    """Seconds per request regardless of its length (scheduling, input, output), in which nothing is decoded."""
+    restart_s: float = 0.0
+    """Seconds per request that starts again, preempted or for new weights, in addition to `prefill_s_per_token` of its
+    tokens."""
     start_latency_s: float = 0.0
     """Seconds from a request's start in the engine to its first token, in addition to its prompt and `request_s`."""
 
@@ -125,7 +127,7 @@ class EngineProfile:
             raise ValueError(f"engine.max_num_seqs must be >= 1, got {self.max_num_seqs}")
         if not 0 <= self.kv_watermark < 1:
             raise ValueError(f"engine.kv_watermark must be in [0, 1), got {self.kv_watermark}")
-        for name in ("kv_capacity_tokens", "prefill_s_per_token", "request_s", "start_latency_s"):
+        for name in ("kv_capacity_tokens", "prefill_s_per_token", "request_s", "restart_s", "start_latency_s"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"engine.{name} must be finite and >= 0, got {getattr(self, name)}")
 

@@ -17,8 +17,8 @@ from tests.bench.rig.lengths import Lengths
 from tests.bench.rig.rig import Result, Rig
 from tests.bench.rig.session import Session
 
-_NUM_REQUESTS = 256
-"""Of one token each, to tell what a request costs."""
+_NUM_REQUESTS, _LONGEST = 256, 16
+"""Of one to so many tokens each, to tell what a request costs; and twice as many."""
 
 
 def measure_profile(
@@ -41,12 +41,12 @@ def measure_profile(
       results: of the calibration, or of other warm sessions before the measured ones, at their training cost.
       lengths: what the measured sessions replay.
       num_groups: prompts whose lengths the profile lists, in the order of their tickets.
-      engine: its part of the profile, if it was measured before.
+      engine: its part of the profile, if its speeds were measured before.
     """
     if engine is None:
         counts = counts_up_to(config.actor.max_num_seqs)
         engine = rig.ask_actor("profile", counts=counts, num_tokens=min(64, config.sampling.max_response_tokens))
-        engine["request_s"] = request_s(rig, config, engine)
+    engine = engine | {"request_s": request_s(rig, config, engine)}
     prompts = [np.asarray(p, np.int32) for p in rig.prompts(config, num_groups)]
     num_requests = config.rounds.requests_per_group
     return {
@@ -66,10 +66,19 @@ def request_s(rig: Rig, config: Config, engine: dict[str, Any]) -> float:
     """What a request costs beside its tokens, from the ticket to the group in the store: seconds of the engine's core.
 
     The rig's actor has one core for its engine and for all that it does with a response: while a response is claimed,
-    started, judged and stored, the engine waits. So it is taken from a round of responses of one token each, served by
-    the whole actor, less the token and the prompt.
+    started, judged and stored, the engine waits. That costs least where many responses end at once, so it is taken from
+    rounds of short responses of different lengths, served by the whole actor: what the second half of a round of twice
+    as many takes, less its tokens and prompts.
     """
     num_groups = -(-_NUM_REQUESTS // config.rounds.samples_per_group)
+    short, long = (_round_of(rig, config, n) for n in (num_groups, 2 * num_groups))
+    took_s, num_requests, num_tokens, num_prompt_tokens = np.subtract(long, short)
+    decode_s = num_tokens / engine["tokens_per_s"][-1] + num_prompt_tokens * engine["prefill_s_per_token"]
+    return max(float(took_s - decode_s) / num_requests, 0.0)
+
+
+def _round_of(rig: Rig, config: Config, num_groups: int) -> tuple[float, int, int, int]:
+    """Returns (seconds, requests, response tokens, prompt tokens) of a round's rollout."""
     rounds = dataclasses.replace(
         config.rounds,
         groups_per_round=num_groups,
@@ -79,21 +88,22 @@ def request_s(rig: Rig, config: Config, engine: dict[str, Any]) -> float:
         overprovision_samples=1.0,
     )
     publish = dataclasses.replace(config.publish, when="round_end", at_publish="keep", kv_cache="keep")
-    short = dataclasses.replace(
+    config = dataclasses.replace(
         config,
         run=dataclasses.replace(config.run, num_updates=1),
         optimizer=dataclasses.replace(config.optimizer, warmup_steps=0),
         rounds=rounds,
-        admission=AdmissionConfig(policy="fifo"),
+        admission=AdmissionConfig(policy="fifo", unit=config.admission.unit),
         publish=publish,
     )
-    result = rig.run(Session(config=short, lengths=Lengths(kind="uniform", max_tokens=1)))
+    lengths = Lengths(kind="uniform", max_tokens=_LONGEST)
+    result = rig.run(Session(config=config, lengths=lengths))
     served, judged = _spans(result, "rollout"), _spans(result, "reward")
     took_s = max(end for _, end in judged) - min(start for start, _ in served)
-    num_requests = num_groups * config.rounds.samples_per_group
-    prompt_tokens = result.real_tokens / num_requests - 1
-    token_s = 1 / engine["tokens_per_s"][-1] + prompt_tokens * engine["prefill_s_per_token"]
-    return max(took_s / num_requests - token_s, 0.0)
+    num_samples = config.rounds.samples_per_group
+    prompts = [np.asarray(p, np.int32) for p in rig.prompts(config, num_groups)]
+    num_tokens = sum(lengths.tokens(p, i) for p in prompts for i in range(num_samples))
+    return took_s, num_groups * num_samples, num_tokens, num_samples * sum(p.size for p in prompts)
 
 
 def limited(engine: dict[str, Any], places: int) -> dict[str, Any]:

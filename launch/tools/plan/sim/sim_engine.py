@@ -170,11 +170,11 @@ class SimEngine:
         if at_publish == "abort_and_resume":
             for request in [r for r in self._requests.values() if r.place in ("running", "starting")]:
                 self._put_back(request)
-                request.is_taken_in = False  # it continues as a new request
         self._swap(step, pause_s)
         if recompute and at_publish == "keep":
             self.recomputed_tokens += self.kv_tokens
             self._stalled_until += self.kv_tokens * self.profile.prefill_s_per_token
+            self._stalled_until += self.num_in_place * self.profile.restart_s
         self._fill()
 
     def hand_over(self, now_s: float, others: Sequence["SimEngine"]) -> dict[str, int]:
@@ -315,6 +315,8 @@ class SimEngine:
         if not request.is_taken_in:
             request.is_taken_in = True
             took += self.profile.request_s
+        else:
+            took += self.profile.restart_s
         if took:
             self._stalled_until = max(self.now_s, self._stalled_until) + took
         request.place = "starting"

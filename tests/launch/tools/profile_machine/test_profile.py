@@ -16,43 +16,67 @@ from tests.launch.test_cli import PROJECT, TINY
 from tests.learner.streams import config_of, fresh_params, steps_of
 
 
-class _Clock:
-    """An engine in lockstep and the clock it moves: h sequences of T tokens after P tokens of prompt take
-    0.01 + 0.003 h + 0.0001 h P + T (0.002 + 0.001 h) seconds, and h `per_context_token_s` more for each
-    token that a token comes after."""
+class _Engine:
+    """An engine in virtual time, one step after the other. A step of h sequences takes 0.002 + 0.001 h seconds, and
+    `per_context_token_s` more per token before theirs. A request's start costs 0.003 s and 0.0001 s per prompt token;
+    the first step of one that starts alone 0.01 s more; a restart 0.0005 s, and its tokens again."""
 
     size = SimpleNamespace(kv_tokens=1234)
 
-    def __init__(self, *, per_context_token_s: float = 0.0) -> None:
-        self.now_s = 0.0
+    def __init__(self, *, per_context_token_s: float = 0.0, max_num_seqs: int = 1000) -> None:
+        self.now_s, self.num_sampled_tokens = 0.0, 0
         self.longest = {}
-        self._per_context_token_s = per_context_token_s
-        self._num_running = 0
+        self._per_context_token_s, self._max_num_seqs = per_context_token_s, max_num_seqs
+        self._waiting: list[Any] = []
+        self._running: list[Any] = []
+        self._task: asyncio.Task[None] | None = None
 
     async def sample(self, prompt_tokens, sampling, *, request_id, priority):
-        self._num_running += 1
-        await asyncio.sleep(0)
-        if self._num_running:  # the first to go on ends them all
-            h, self._num_running = self._num_running, 0
-            prompt, response = prompt_tokens.size, sampling.max_tokens
-            self.longest[h] = max(self.longest.get(h, 0), prompt + response)
-            self.now_s += 0.01 + 0.003 * h + 0.0001 * h * prompt + response * (0.002 + 0.001 * h)
-            self.now_s += self._per_context_token_s * h * sum(range(prompt, prompt + response))
+        del request_id, priority
+        one = SimpleNamespace(prompt=prompt_tokens.size, left=sampling.max_tokens, made=0, end=asyncio.Event())
+        self._waiting.append(one)
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._run())
+        await one.end.wait()
+
+    async def recompute(self):
+        self.now_s += sum(0.0005 + 0.0001 * (one.prompt + one.made) for one in self._running)
+
+    async def _run(self):
+        while self._waiting or self._running:
+            await asyncio.sleep(0)  # all that starts together is there
+            is_alone = not self._running and len(self._waiting) == 1
+            while self._waiting and len(self._running) < self._max_num_seqs:
+                one = self._waiting.pop(0)
+                self.now_s += 0.003 + 0.0001 * one.prompt + 0.01 * is_alone
+                self._running.append(one)
+            h = len(self._running)
+            context = sum(one.prompt + one.made for one in self._running)
+            self.now_s += 0.002 + 0.001 * h + self._per_context_token_s * context
+            for one in self._running:
+                one.made, one.left = one.made + 1, one.left - 1
+                self.num_sampled_tokens += 1
+                self.longest[h] = max(self.longest.get(h, 0), one.prompt + one.made)
+            for one in [one for one in self._running if not one.left]:
+                self._running.remove(one)
+                one.end.set()
 
 
 def test_profile_engine_finds_the_engines_own_law(monkeypatch):
-    engine = _Clock()
+    engine = _Engine(max_num_seqs=6)
     monkeypatch.setattr(profile_engine.time, "perf_counter", lambda: engine.now_s)
+    monkeypatch.setattr(profile_engine, "_POLL_S", 0)
     got = asyncio.run(profile_engine.profile_engine(engine, counts=[1, 2, 4, 6], num_tokens=32))  # pyright: ignore
     assert got["running"] == [1, 2, 4, 6] and got["max_num_seqs"] == 6 and got["kv_capacity_tokens"] == 1234
     assert got["tokens_per_s"] == pytest.approx([h / (0.002 + 0.001 * h) for h in (1, 2, 4, 6)])
     assert got["prefill_s_per_token"] == pytest.approx(0.0001)
-    assert got["request_s"] == pytest.approx(0.003)
-    assert got["start_latency_s"] == pytest.approx(0.01)
+    assert got["request_s"] == pytest.approx(0.003, rel=0.05)
+    assert got["restart_s"] == pytest.approx(0.0005, rel=0.5)
+    assert got["start_latency_s"] == pytest.approx(0.01, rel=0.05)
 
 
 def test_profile_engine_times_sequences_of_the_context_asked_for_or_as_long_as_fit(monkeypatch):
-    engine = _Clock(per_context_token_s=1e-5)
+    engine = _Engine(per_context_token_s=1e-5)
     monkeypatch.setattr(profile_engine.time, "perf_counter", lambda: engine.now_s)
     timed: Any = dict(counts=[1, 2, 8], num_tokens=32, context_tokens=400, max_tokens=600)
     got = asyncio.run(profile_engine.profile_engine(engine, **timed))  # pyright: ignore
@@ -74,7 +98,7 @@ def test_profile_engine_asks_for_no_longer_sequence_than_the_engine_takes(count,
 
 def test_profile_engine_responses_too_short_to_measure_are_refused():
     with pytest.raises(ValueError, match="at least 8 tokens, got 7"):
-        asyncio.run(profile_engine.tokens_per_s(_Clock(), 1, 7))  # pyright: ignore
+        asyncio.run(profile_engine.tokens_per_s(_Engine(), 1, 7))  # pyright: ignore
 
 
 @pytest.mark.parametrize(("limit", "want"), [(1, [1]), (2, [1, 2]), (8, [1, 2, 4, 8]), (9, [1, 2, 4, 8, 9])])

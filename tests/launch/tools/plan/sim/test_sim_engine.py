@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launch.tools.plan.profile import EngineProfile
-from launch.tools.plan.sim.sim_engine import NEVER, AtPublish, SimEngine
+from launch.tools.plan.sim.sim_engine import NEVER, SimEngine
 
 
 def profile_of(**fields) -> EngineProfile:
@@ -58,7 +58,7 @@ def token_by_token(
                     break
                 request = waiting.pop(0)
                 now += size * profile.prefill_s_per_token
-                now += profile.request_s if request[4] == 0 else 0.0  # preempted ones were taken in before
+                now += profile.request_s if request[4] == 0 else profile.restart_s
                 running.append(request)
         may_start = False
         while profile.kv_capacity_tokens and len(running) > 1:
@@ -88,14 +88,13 @@ REQUESTS = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 6), st.integers(
     capacity=st.one_of(st.just(0), st.integers(18, 60)),
     kept_free=st.sampled_from([None, 0.0, 0.05, 0.4]),
     prefill=st.sampled_from([0.0, 0.03]),
-    request_s=st.sampled_from([0.0, 0.2]),
+    costs=st.sampled_from([(0.0, 0.0), (0.2, 0.0), (0.2, 0.05)]),
 )
-def test_finish_times_and_preemptions_are_those_of_one_token_at_a_time(
-    requests, capacity, kept_free, prefill, request_s
-):
+def test_finish_times_and_preemptions_are_those_of_one_token_at_a_time(requests, capacity, kept_free, prefill, costs):
     requests = [(i + 100 * p, *rest) for i, (p, *rest) in enumerate(requests)]  # distinct priorities
     fields = {} if kept_free is None else {"kv_watermark": kept_free}  # vLLM keeps nothing free unless told to
-    profile = profile_of(kv_capacity_tokens=capacity, prefill_s_per_token=prefill, request_s=request_s, **fields)
+    fields |= dict(zip(("request_s", "restart_s"), costs, strict=True))
+    profile = profile_of(kv_capacity_tokens=capacity, prefill_s_per_token=prefill, **fields)
     wanted, num_preempted, num_tokens = token_by_token(profile, requests, kept_free or 0.0)
     engine = SimEngine(profile)
     # Everything is known before the first token, so that the lowest priorities start first in both.
@@ -249,16 +248,19 @@ def test_abort_and_resume_goes_on_from_its_tokens_and_pays_for_them_again():
     assert response.spans == [(0, pytest.approx(10)), (1, pytest.approx(30))]
 
 
-def test_abort_and_resume_takes_in_every_running_request_once_more_and_keep_none():
+@pytest.mark.parametrize(
+    ("at_publish", "recompute", "num_restarts"),
+    [("keep", False, 0), ("keep", True, 2), ("abort_and_resume", False, 2)],
+)
+def test_every_request_that_starts_again_costs_its_restart(at_publish, recompute, num_restarts):
     # Two at 10 tokens/s from 0.6 s on; at 1.6 s each has 10 of 20 tokens, and the pause ends at 3.6 s.
-    ends: dict[AtPublish, float] = {"keep": 3.6 + 1.0, "abort_and_resume": 3.6 + 2 * 0.3 + 1.0}
-    for at_publish, end_s in ends.items():
-        engine = SimEngine(constant(request_s=0.3))
-        for id_ in ("a", "b"):
-            engine.add(0.0, id_, priority=0, prompt_tokens=0, response_tokens=20)
-        engine.advance(1.6)
-        engine.update(1.6, step=1, pause_s=2.0, at_publish=at_publish)
-        assert run_to_end(engine) == pytest.approx({"a": end_s, "b": end_s})
+    engine = SimEngine(constant(request_s=0.3, restart_s=0.2))
+    for id_ in ("a", "b"):
+        engine.add(0.0, id_, priority=0, prompt_tokens=0, response_tokens=20)
+    engine.advance(1.6)
+    engine.update(1.6, step=1, pause_s=2.0, at_publish=at_publish, recompute=recompute)
+    end_s = 3.6 + 0.2 * num_restarts + 1.0
+    assert run_to_end(engine) == pytest.approx({"a": end_s, "b": end_s})
 
 
 def test_watermark_keeps_a_share_of_the_cache_free_when_a_request_starts_beside_others():
@@ -303,6 +305,7 @@ def test_drain_of_an_empty_engine_takes_the_weights_at_once():
         (dict(max_num_seqs=0), "max_num_seqs"),
         (dict(prefill_s_per_token=-1.0), "prefill_s_per_token"),
         (dict(request_s=-1.0), "request_s"),
+        (dict(restart_s=-1.0), "restart_s"),
         (dict(kv_watermark=1.0), "kv_watermark"),
     ],
 )
