@@ -60,7 +60,7 @@ HEADLINES = (
         bench="tail",
         key="tokens_speedup_32x_streamed",
         opponent="serial",
-        reason="as above; helpers on the devices of engines that are given up are not built",
+        reason="as above; helpers on devices that engines give up are measured apart (`tests.bench.stream_trainer`)",
     ),
     Headline(
         name="In-flight updates at the same largest lag",

@@ -16,7 +16,7 @@ same number of samples has fewer tokens.
 Length bias is the mean trained length over the mean of the prompts' K responses each. Racing samples drops the longest
 of a prompt's responses for good; racing prompts only moves prompts to a later round, so over whole periods it drops
 none. `streamed` computes gradients while the round still runs, with one step at its end, on the learner's own core;
-RollPacker's stream trainer, which gives engines up to them, is not built.
+RollPacker's stream trainer, which gives engines up to them, has a bench of its own (`tests.bench.stream_trainer`).
 
 A long round has only long responses, where serial's batch has a few, so it has most of the period's tokens to decode
 and to train, on one core each. RollPacker's long rounds take about as long as a baseline's (section 6.2), since
