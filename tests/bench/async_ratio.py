@@ -33,8 +33,8 @@ from tests.bench.harness import result, sessions
 from tests.bench.harness.estimates import Estimate, ratio
 from tests.bench.harness.figure import bars
 from tests.bench.harness.sessions import mean_of
+from tests.bench.planner.measure import measure_profile
 from tests.bench.rig.lengths import Lengths
-from tests.bench.rig.measure import measure_profile
 from tests.bench.rig.session import Session
 from tests.bench.rig.setting import TRUNCATED, make_config
 

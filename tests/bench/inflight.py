@@ -54,9 +54,9 @@ from launch.tools.plan.sim.simulate import default_warmup
 from tests.bench.harness import result, sessions
 from tests.bench.harness.estimates import ratio
 from tests.bench.harness.figure import COLORS, pyplot
+from tests.bench.planner.measure import limited, measure_profile
 from tests.bench.rig.calibrate import MIN_PASSES
 from tests.bench.rig.lengths import Lengths
-from tests.bench.rig.measure import limited, measure_profile
 from tests.bench.rig.rig import Result, Rig
 from tests.bench.rig.session import Session
 from tests.bench.rig.setting import TRUNCATED, make_config

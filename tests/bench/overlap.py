@@ -47,9 +47,9 @@ from tests.bench.harness import result, sessions
 from tests.bench.harness.estimates import Estimate, less_pct, ratio
 from tests.bench.harness.figure import bars
 from tests.bench.harness.sessions import mean_of
+from tests.bench.planner.measure import limited, measure_profile
 from tests.bench.rig.calibrate import Calibration, calibrate
 from tests.bench.rig.lengths import Lengths
-from tests.bench.rig.measure import limited, measure_profile
 from tests.bench.rig.rig import Result, Rig
 from tests.bench.rig.session import Session
 from tests.bench.rig.setting import make_config

@@ -34,8 +34,8 @@ from launch.tools.plan.profile import HelperProfile
 from launch.tools.plan.sim.simulate import simulate
 from tests.bench.harness import result, sessions
 from tests.bench.harness.estimates import ratio
+from tests.bench.planner.measure import measure_profile
 from tests.bench.rig.calibrate import calibrate
-from tests.bench.rig.measure import measure_profile
 from tests.bench.rig.rig import Result
 from tests.bench.rig.session import Session
 from tests.bench.rig.setting import make_config

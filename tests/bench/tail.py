@@ -35,9 +35,9 @@ from configs.sections import PackingConfig, RoundsConfig
 from tests.bench.harness import result, sessions
 from tests.bench.harness.estimates import ratio
 from tests.bench.harness.figure import COLORS, pyplot
+from tests.bench.planner.measure import measure_profile
 from tests.bench.rig.calibrate import calibrate
 from tests.bench.rig.lengths import Lengths
-from tests.bench.rig.measure import measure_profile
 from tests.bench.rig.rig import Result
 from tests.bench.rig.session import Session
 from tests.bench.rig.setting import make_config
