@@ -15,6 +15,7 @@ import stat
 import time
 import uuid
 from collections.abc import Iterable
+from typing import Any
 
 from blake3 import blake3
 
@@ -207,3 +208,16 @@ def weight_files(folder: pathlib.Path) -> list[pathlib.Path]:
     index = folder / _INDEX
     names = sorted(set(json.loads(index.read_text())["weight_map"].values())) if index.is_file() else [_SINGLE]
     return [folder / name for name in names]
+
+
+def json_lines(path: pathlib.Path) -> list[dict[str, Any]]:
+    """Returns the objects of a JSONL file; skips lines that are none, such as one that a killed process cut off.
+
+    A missing file has none.
+    """
+    found: list[dict[str, Any]] = []
+    for line in path.read_bytes().splitlines() if path.is_file() else ():
+        with contextlib.suppress(ValueError):
+            value = json.loads(line)
+            found += [value] if isinstance(value, dict) else []
+    return found

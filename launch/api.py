@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from bridge.files import json_lines
 from configs import custom_functions, overrides
 from configs.run_folder import RunFolder
 from configs.schema import Config
@@ -53,8 +54,7 @@ class TrainedRun:
 
     def metrics(self) -> list[dict[str, Any]]:
         """Returns the rows of metrics.jsonl: one per update, round, evaluation and probe (`kind`)."""
-        lines = RunFolder(self.run_dir).metrics.read_text().splitlines()
-        return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
+        return json_lines(RunFolder(self.run_dir).metrics)
 
 
 def load_config(name: str, fields: Mapping[str, Any] | None = None) -> Config:

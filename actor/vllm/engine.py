@@ -301,12 +301,6 @@ class VllmEngine:
             self._counter.start_peak()
             return timings
 
-    async def recompute(self) -> None:
-        """Lets the running requests recompute their keys and values."""
-        await self._llm.engine_core.pause_scheduler_async(mode="keep", clear_cache=False)
-        await self._updates.drop_kv_cache()
-        await self._llm.resume_generation()
-
     async def share_devices(self, folder: pathlib.Path, name: str) -> None:
         """Lets the workers hold the devices that they share with a trainer, except in sleep.
 

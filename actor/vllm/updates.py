@@ -128,15 +128,11 @@ class WeightUpdates:
         load_s = time.perf_counter() - start
         await self._llm.finish_weight_update(str(manifest.version))
         if self._recomputes:
-            await self.drop_kv_cache()
+            self._counter.forgive_running()
+            await self._llm.reset_prefix_cache(reset_running_requests=True)
         self._counter.skip_interval()
         await self._llm.resume_generation()
         return load_s
-
-    async def drop_kv_cache(self) -> None:
-        """Lets the running requests of a paused engine recompute their keys and values once it goes on."""
-        self._counter.forgive_running()
-        await self._llm.reset_prefix_cache(reset_running_requests=True)
 
     def close(self) -> None:
         """Stops staging and closes the worker channel; the engine keeps running."""

@@ -107,18 +107,13 @@ class SnapshotBucket:
         self._place = open_source(place, timeout_s=timeout_s, max_retries=max_retries, is_written=True)
         self._bases: dict[Version, frozenset[Version]] = {}
 
-    def put(self, manifest: WeightManifest) -> tuple[str, ...]:
-        """Puts the announced version of a single host; returns its URL.
+    def put_piece(self, manifest: WeightManifest) -> None:
+        """Puts this host's shard of the announced version.
 
         Raises:
           SupersededError: a newer version was announced; nothing was put.
           SnapshotError: the upload failed in several attempts. It may be retried while the version is announced.
         """
-        self.put_piece(manifest)
-        return self.put_manifest(manifest)
-
-    def put_piece(self, manifest: WeightManifest) -> None:
-        """Puts this host's shard of the announced version. Raises SupersededError or SnapshotError as `put`."""
         copy = _copied(self._folder, manifest, self._host)
         self._try(manifest.version, lambda: self._put_piece(manifest.version, copy))
 
@@ -126,7 +121,7 @@ class SnapshotBucket:
         """Completes a version whose shards are all stored, and deletes old versions; returns the version's URL.
 
         Raises:
-          SnapshotError: as `put`.
+          SnapshotError: as `put_piece`.
         """
         version, data = manifest.version, codec.encode(manifest)
         self._try(version, lambda: obstore.put(self._place, f"{version}/{MANIFEST}", data))

@@ -92,22 +92,6 @@ class StridedRows:
         return self.start + self.num_rows * self.row_bytes
 
 
-def full_blocks(tensors: Sequence[TensorEntry]) -> tuple[Block, ...]:
-    """Returns blocks that cover every non-empty tensor: the shard of a single host."""
-    blocks: list[Block] = []
-    first = 0
-    for i in range(1, len(tensors) + 1):
-        if i < len(tensors) and _kind(tensors[i]) == _kind(tensors[first]):
-            continue
-        rows, cols = matrix_shape(tensors[first].shape)
-        if rows * cols:
-            blocks.append(
-                Block(first_tensor=first, num_tensors=i - first, first_row=0, num_rows=rows, first_col=0, num_cols=cols)
-            )
-        first = i
-    return tuple(blocks)
-
-
 def check_tiling(tensors: Sequence[TensorEntry], blocks: Sequence[Block]) -> None:
     """Checks that blocks cover every value of every tensor exactly once.
 

@@ -22,8 +22,8 @@ from bridge.credentials import Token
 from bridge.files import make_private_folder, open_own, replace_file, try_flock
 from bridge.rollout_types import Version
 from bridge.snapshots.delta import make_delta
-from bridge.snapshots.shard_map import ShardMap, full_blocks, lay_out
-from bridge.snapshots.shared_memory import SharedMemoryFile, cast_all_into
+from bridge.snapshots.shard_map import ShardMap, lay_out
+from bridge.snapshots.shared_memory import SharedMemoryFile
 from bridge.snapshots.snapshot_draft import SnapshotDraft
 from bridge.snapshots.snapshot_format import (
     CHUNK_BYTES,
@@ -125,17 +125,14 @@ class SnapshotWriter:
             raise
 
     def begin(
-        self,
-        version: Version,
-        entries: Iterable[tuple[str, str, Sequence[int]]],
-        blocks: Sequence[Block] | None = None,
+        self, version: Version, entries: Iterable[tuple[str, str, Sequence[int]]], blocks: Sequence[Block]
     ) -> SnapshotDraft:
         """Starts a version of the given (name, dtype, shape) tensors; waits for slow readers.
 
         Args:
           version: newer than the announced version.
           entries: the model's tensors.
-          blocks: the part that this host writes; None: all.
+          blocks: the part that this host writes.
 
         Raises:
           ValueError: the version is not newer, a dtype is not supported, or a draft is still open.
@@ -143,12 +140,11 @@ class SnapshotWriter:
           SnapshotBusyError: a reader did not finish in time.
         """
         if self._draft is not None:
-            raise ValueError(f"version {self._draft.version} is neither committed nor aborted")
+            raise ValueError(f"version {self._draft.version} is neither sealed nor aborted")
         announced = latest(self._folder)
         if announced is not None and version <= announced.version:
             raise ValueError(f"version {version} is not newer than the announced {announced.version}")
         tensors, _ = lay_out(entries)
-        blocks = full_blocks(tensors) if blocks is None else tuple(blocks)
         placement = ShardMap(tensors, blocks)
         num_bytes = placement.num_bytes
         reserve([segment for name, segment in self._segments.items() if name != self._files.spare], num_bytes)
@@ -159,11 +155,11 @@ class SnapshotWriter:
             run=self._run,
             version=version,
             tensors=tensors,
-            shards=(ShardEntry(host=self._host, blocks=blocks, file=file),),
+            shards=(ShardEntry(host=self._host, blocks=tuple(blocks), file=file),),
             tokenizer_hash=self._tokenizer_hash,
             created_s=self._clock(),
         )
-        self._draft = SnapshotDraft(manifest, placement, segment, seal=self._seal, publish=self._publish, end=self._end)
+        self._draft = SnapshotDraft(manifest, placement, segment, seal=self._seal, end=self._end)
         return self._draft
 
     def join(self, parts: Sequence[WeightManifest]) -> WeightManifest:
@@ -186,11 +182,6 @@ class SnapshotWriter:
         self._base = manifest
         self._num_announced += 1
 
-    def _publish(self, part: WeightManifest) -> WeightManifest:
-        manifest = self.join([part])
-        self.announce(manifest)
-        return manifest
-
     def _seal(self, part: WeightManifest, data: np.ndarray) -> WeightManifest:
         """Returns this host's part of a written version with hashes and, if due, a delta.
 
@@ -203,12 +194,6 @@ class SnapshotWriter:
 
     def _end(self) -> None:
         self._draft = None
-
-    def write(self, version: Version, tensors: Mapping[str, np.ndarray], *, dtype: str) -> WeightManifest:
-        """Publishes arrays, all cast to one dtype."""
-        with self.begin(version, [(name, dtype, a.shape) for name, a in tensors.items()]) as draft:
-            cast_all_into((draft.buffer(name), array) for name, array in tensors.items())
-            return draft.commit()
 
     def remove(self) -> None:
         """Closes the writer and deletes the folder; readers keep their copies.

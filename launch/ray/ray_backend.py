@@ -75,66 +75,6 @@ def check_hosts(kind: DeviceKind, count: int) -> None:
         )
 
 
-class PlacementBundle:
-    """Resources of one process; see `launch.ray.remote_process.ProcessLocation`."""
-
-    def __init__(
-        self,
-        role: str,
-        asked: ResourceRequest,
-        *,
-        mark: str,
-        bounds: HangTimeouts,
-        stop_s: float,
-        files: Mapping[str, str],
-        environment: Mapping[str, str],
-        runtime: Mapping[str, Any],
-        group: PlacementGroup | None = None,
-        index: int = 0,
-    ) -> None:
-        """Requests nothing yet.
-
-        Args:
-          role: role of the process.
-          asked: requested resources.
-          mark: see `NodeAgent`.
-          bounds: see `NodeAgent`.
-          stop_s: see `NodeAgent`.
-          files: see `NodeAgent`.
-          environment: see `NodeAgent`.
-          runtime: Ray runtime environment of the agent.
-          group: placement group; None places the process freely.
-          index: bundle index in the group.
-        """
-        self._asked, self._group, self._index, self._runtime = asked, group, index, dict(runtime)
-        told = {"files": dict(files), "environment": dict(environment)}
-        self._made_of: dict[str, Any] = {"role": role, "mark": mark, "bounds": bounds, "stop_s": stop_s, **told}
-
-    def take(self) -> Any:
-        """Creates the `NodeAgent`; see `ProcessLocation`."""
-        resources = {n: v for n, v in self._asked.bundle().items() if n not in ("CPU", "GPU")}
-        where = (
-            PlacementGroupSchedulingStrategy(placement_group=self._group, placement_group_bundle_index=self._index)
-            if self._group is not None
-            else "SPREAD"
-        )
-        return (
-            ray.remote(NodeAgent)
-            .options(
-                num_cpus=self._asked.num_cpus,
-                num_gpus=self._asked.num_gpus,
-                resources=resources,
-                scheduling_strategy=where,
-                max_restarts=0,  # the supervisor restarts it and counts restarts
-                runtime_env=self._runtime,
-            )
-            .remote(**self._made_of)
-        )
-
-    def __str__(self) -> str:
-        return str(self._asked)
-
-
 SECRET_FILES = (TOKEN_FILE, CERTIFICATE, KEY, CA, "PGPASSFILE", "PGSSLROOTCERT", "PGSSLCERT", "PGSSLKEY")
 """Variables that name secret files, which each node must have; their content never passes through the cluster."""
 
@@ -224,24 +164,38 @@ class RayBackend:
             role,
             [f"--run_dir={self._folder}", *alone],
             self._run.log(role),
-            location=_LazyPlacement(lambda: self._learner_place(role, index), str(self._learner_asked)),
+            take=lambda: self._learner_agent(role, index),
+            asked=str(self._learner_asked),
             placement_timeout_s=self._placement_timeout_s,
             console=self._console,
         )
 
-    def _learner_place(self, role: str, index: int) -> PlacementBundle:
+    def _learner_agent(self, role: str, index: int) -> Any:
         assert self._placement_group is not None, "open() must be called first"
-        return PlacementBundle(
-            role,
-            self._learner_asked,
+        place = PlacementGroupSchedulingStrategy(self._placement_group.group, placement_group_bundle_index=index)
+        bounds, environment = learner_bounds(self._config), self._devices()
+        return self._agent(role, self._learner_asked, place, bounds=bounds, environment=environment)
+
+    def _agent(
+        self, role: str, asked: ResourceRequest, place: Any, *, bounds: HangTimeouts, environment: Mapping[str, str]
+    ) -> Any:
+        """Creates the `NodeAgent` of a process, at a place by a scheduling strategy of Ray."""
+        of_agent = ray.remote(NodeAgent).options(
+            num_cpus=asked.num_cpus,
+            num_gpus=asked.num_gpus,
+            resources={n: v for n, v in asked.bundle().items() if n not in ("CPU", "GPU")},
+            scheduling_strategy=place,
+            max_restarts=0,  # the supervisor restarts it and counts restarts
+            # A node without an installation finds the project at the driver's path.
+            runtime_env={"env_vars": {"PYTHONPATH": custom_functions.python_path()}},
+        )
+        return of_agent.remote(
+            role=role,
             mark=f"{self._mark}{role}",
-            bounds=learner_bounds(self._config),
+            bounds=bounds,
             stop_s=self._config.supervision.shutdown_grace_s,
-            files=_secret_files(),
-            environment=self._devices(),
-            runtime=_runtime(),
-            group=self._placement_group.group,
-            index=index,
+            files={name: os.environ[name] for name in SECRET_FILES if name in os.environ},
+            environment=dict(environment),
         )
 
     def _devices(self) -> dict[str, str]:
@@ -265,16 +219,10 @@ class RayBackend:
                 *allowing(self._config),
             ],
             self._run.log(role),
-            location=PlacementBundle(
-                role,
-                self._actor_asked,
-                mark=f"{self._mark}{role}",
-                bounds=actor_bounds(self._config),
-                stop_s=self._config.supervision.shutdown_grace_s,
-                files=_secret_files(),
-                environment={},
-                runtime=_runtime(),
+            take=lambda: self._agent(
+                role, self._actor_asked, "SPREAD", bounds=actor_bounds(self._config), environment={}
             ),
+            asked=str(self._actor_asked),
             placement_timeout_s=float("inf"),  # the run continues with the actors that have a node
             console=self._console,
         )
@@ -306,29 +254,6 @@ class RayBackend:
         finally:
             proof.unlink()
         return said
-
-
-class _LazyPlacement:
-    """Location that is resolved once the learner's nodes are reserved."""
-
-    def __init__(self, place, asked: str) -> None:
-        self._place, self._asked = place, asked
-
-    def take(self) -> Any:
-        return self._place().take()
-
-    def __str__(self) -> str:
-        return self._asked
-
-
-def _secret_files() -> dict[str, str]:
-    """Returns this machine's paths of secret files by variable; a node's own variables take precedence."""
-    return {name: os.environ[name] for name in SECRET_FILES if name in os.environ}
-
-
-def _runtime() -> dict[str, Any]:
-    """Returns the runtime environment; a node without an installation finds the project at the driver's path."""
-    return {"env_vars": {"PYTHONPATH": custom_functions.python_path()}}
 
 
 def _has() -> str:

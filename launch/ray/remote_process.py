@@ -5,7 +5,7 @@ import contextlib
 import pathlib
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import ray
 import ray.exceptions
@@ -23,18 +23,6 @@ _LOST = -9
 _WAITING = ProcessStatus(None, 0, Activity.STARTING, "", b"")
 
 
-class ProcessLocation(Protocol):
-    """Source of node agents: a place for one process of the run."""
-
-    def take(self) -> Any:
-        """Returns a handle of a new `NodeAgent` with the requested resources; Ray may still be searching a node."""
-        ...
-
-    def __str__(self) -> str:
-        """Describes the requested resources."""
-        ...
-
-
 class RemoteProcess:
     """`launch.supervision.process_group.Process` on a cluster node."""
 
@@ -44,10 +32,10 @@ class RemoteProcess:
         arguments: Sequence[str],
         log: pathlib.Path,
         *,
-        location: ProcessLocation,
+        take: Callable[[], Any],
+        asked: str,
         placement_timeout_s: float,
         console: Console | None = None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Prepares the process without requesting a node.
 
@@ -55,19 +43,14 @@ class RemoteProcess:
           role: as in `Child`.
           arguments: command-line arguments of every start.
           log: log file at the driver.
-          location: source of node agents.
+          take: returns a handle of a new `NodeAgent`, for which Ray may still be searching a node.
+          asked: describes the resources that it requests.
           placement_timeout_s: timeout in seconds for finding a node.
           console: console that also shows the output.
-          clock: monotonic clock in seconds.
         """
         self.role, self.num_restarts, self.num_restarts_in_a_row, self.hung = role, 0, 0, ""
-        self._arguments, self._log, self._location, self._placement_timeout_s = (
-            list(arguments),
-            log,
-            location,
-            placement_timeout_s,
-        )
-        self._console, self._clock = console, clock
+        self._arguments, self._log, self._console = list(arguments), log, console
+        self._take, self._resources, self._placement_timeout_s = take, asked, placement_timeout_s
         self._node_agent: Any = None
         self._starting: Any = None
         """Pending start call; while it is pending, the process may have no node."""
@@ -106,7 +89,7 @@ class RemoteProcess:
             self._leave()
             self._lost = ""
         if self._node_agent is None:
-            self._node_agent, self._is_begun = self._location.take(), False
+            self._node_agent, self._is_begun = self._take(), False
         return self._node_agent
 
     def ask(self, call: Callable[[Any], Any], is_over: Callable[[], bool]) -> Any:
@@ -118,9 +101,7 @@ class RemoteProcess:
           NodeLostError: the agent is gone, or failed.
         """
         try:
-            return answered(
-                call(self.node_agent()), wait_s=self._placement_timeout_s, is_over=is_over, clock=self._clock
-            )
+            return answered(call(self.node_agent()), wait_s=self._placement_timeout_s, is_over=is_over)
         except ray.exceptions.RayError as e:
             self._lose(e)
             raise NodeLostError(f"{self.role}: {self._lost}") from e
@@ -132,7 +113,7 @@ class RemoteProcess:
         node_agent = self.node_agent()
         self.hung, self._seen, self._asked = "", _WAITING, None
         self._phases = PhaseLog(self._log)
-        self._began_s, self._is_begun = self._clock(), True
+        self._began_s, self._is_begun = time.monotonic(), True
         self._starting = node_agent.start.remote([*self._arguments, *more], num_restarts=self.num_restarts)
 
     def end_if_hung(self) -> bool:
@@ -172,7 +153,7 @@ class RemoteProcess:
         if self._lost:
             return self._lost
         if not self._seen.pid:
-            return f"waiting for resources ({self._location})"
+            return f"waiting for resources ({self._resources})"
         code = self._seen.returncode
         if code is not None:
             return f"exited ({code})"
@@ -191,8 +172,8 @@ class RemoteProcess:
             return
         try:
             self._check_place()
-            if self._asked is None and self._starting is None and self._clock() - self._asked_s >= LOOK_EVERY_S:
-                self._asked, self._asked_s = self._node_agent.look.remote(), self._clock()
+            if self._asked is None and self._starting is None and time.monotonic() - self._asked_s >= LOOK_EVERY_S:
+                self._asked, self._asked_s = self._node_agent.look.remote(), time.monotonic()
             if self._asked is not None and _is_there(self._asked):
                 seen, self._asked = _answer(self._asked), None
                 self._keep(seen.log)
@@ -208,13 +189,13 @@ class RemoteProcess:
         if _is_there(self._starting):
             ray.get(self._starting)
             self._starting = None
-        elif self._clock() - self._began_s > self._placement_timeout_s:
+        elif time.monotonic() - self._began_s > self._placement_timeout_s:
             raise TimeoutError(self._no_place())
 
     def _no_place(self) -> str:
         return (
             f"timed out after {self._placement_timeout_s:.0f} s waiting for resources for {self.name} "
-            f"({self._location}); run `ray status` to see the cluster's resources"
+            f"({self._resources}); run `ray status` to see the cluster's resources"
         )
 
     def _lose(self, error: ray.exceptions.RayError) -> None:
@@ -257,27 +238,24 @@ class RemoteProcess:
             self._console.print(f"{self.role} | {text}", style="dim", markup=False, highlight=False, soft_wrap=True)
 
 
-def answered(
-    answer: Any, *, wait_s: float, is_over: Callable[[], bool], clock: Callable[[], float] = time.monotonic
-) -> Any:
+def answered(answer: Any, *, wait_s: float, is_over: Callable[[], bool]) -> Any:
     """Waits for a Ray object and returns its value.
 
     Args:
       answer: Ray object reference.
       wait_s: timeout in seconds.
       is_over: polled while waiting; True aborts the wait.
-      clock: monotonic clock in seconds.
 
     Raises:
       TimeoutError: the timeout expired.
       InterruptedError: `is_over` returned True.
       RayError: the remote call failed.
     """
-    end_s = clock() + wait_s
-    while not ray.wait([answer], timeout=max(0.0, min(LOOK_EVERY_S, end_s - clock())))[0]:
+    end_s = time.monotonic() + wait_s
+    while not ray.wait([answer], timeout=max(0.0, min(LOOK_EVERY_S, end_s - time.monotonic())))[0]:
         if is_over():
             raise InterruptedError("stop requested while waiting for a node")
-        if clock() >= end_s:
+        if time.monotonic() >= end_s:
             raise TimeoutError(f"no answer within {wait_s:.0f} s")
     return ray.get(answer)
 

@@ -52,7 +52,7 @@ def main() -> int:
                 "expected --folder=FOLDER of the snapshots, --reader_grace_s > 0 and --slow_reader_grace_s >= 0"
             )
         token = read_token()
-        _allow_files(MAX_CONNECTIONS)
+        _check_open_files(MAX_CONNECTIONS)
         listener, tls = listen(_LISTEN.value, scheme=_SCHEME.value, token=token, tls=read_tls())
     server = SnapshotServer(
         _FOLDER.value,
@@ -76,20 +76,18 @@ def main() -> int:
     return 0
 
 
-def _allow_files(num_connections: int) -> None:
-    """Raises the limit on open files to fit `num_connections`.
+def _check_open_files(num_connections: int) -> None:
+    """Checks that the limit on open files, which `cli.run` raises as far as it goes, fits `num_connections`.
 
     Raises:
-      ValueError: the machine's hard limit is lower.
+      ValueError: the limit is lower.
     """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     wanted = num_connections + _OTHER_FILES
-    if hard != resource.RLIM_INFINITY and wanted > hard:
+    if limit != resource.RLIM_INFINITY and wanted > limit:
         raise ValueError(
-            f"{num_connections} connections need {wanted} open files, the limit (ulimit -n) is {hard}; raise the limit"
+            f"{num_connections} connections need {wanted} open files, the limit (ulimit -n) is {limit}; raise the limit"
         )
-    if soft != resource.RLIM_INFINITY and wanted > soft:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 class ServerProcess:

@@ -30,23 +30,21 @@ _GRACE_S = 5.0
 class TrackerService:
     """Tracker processes of a run, which run until this object is closed."""
 
-    def __init__(self, config: Config, folder: pathlib.Path, *, end_s: float = END_S + _GRACE_S) -> None:
+    def __init__(self, config: Config, folder: pathlib.Path) -> None:
         """Starts the processes without waiting for them.
 
         Args:
           config: run config.
           folder: run folder.
-          end_s: timeout in seconds for all of them to exit.
         """
         names = [name for name in config.run.tracker_names if name in KINDS]
-        self._end_s = end_s
         self._all = [TrackerProcess(name, folder) for name in names]
 
     def close(self) -> None:
         """Lets all trackers send their remaining rows concurrently, and logs the result of each."""
         for one in self._all:
             one.end()
-        deadline_s = time.monotonic() + self._end_s
+        deadline_s = time.monotonic() + END_S + _GRACE_S
         for one in self._all:
             one.join(max(0.0, deadline_s - time.monotonic()))
 

@@ -15,6 +15,7 @@ from actor.environments.environment_pool import check_environments
 from actor.rewards import verifier_pool
 from actor.vllm.compiler import check_library, do_without_compiler
 from actor.weights.model_folder import tensor_table
+from bridge.files import weight_files
 from bridge.param_names import adapter_table
 from configs import custom_functions
 from configs.race_capacity import check_race_capacity, may_be_too_narrow
@@ -332,14 +333,13 @@ def missing_weights(folder: pathlib.Path) -> str:
       ValueError: the index of a sharded model is unreadable.
     """
     index = folder / "model.safetensors.index.json"
-    if not index.is_file():
-        return "" if (folder / "model.safetensors").is_file() else "model.safetensors or its index"
     try:
-        files = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        gone = [file.name for file in weight_files(folder) if not file.is_file()]
     except (ValueError, KeyError, TypeError, AttributeError) as e:
         raise ValueError(f"{index}: expected an index of safetensors files, got {e!r}") from e
-    gone = [f for f in files if not (folder / f).is_file()]
-    return f"{', '.join(gone)}, named in {index.name}" if gone else ""
+    if not gone:
+        return ""
+    return f"{', '.join(gone)}, named in {index.name}" if index.is_file() else f"{gone[0]} or its index"
 
 
 def _check_model_folders(config: Config, model_folder: pathlib.Path) -> list[pathlib.Path]:

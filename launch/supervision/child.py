@@ -84,7 +84,6 @@ class Child:
         environment: Mapping[str, str] = {},
         mark: str = "",
         bounds: HangTimeouts = _ENDLESS,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Prepares the role without starting a process.
 
@@ -96,7 +95,6 @@ class Child:
           environment: additional environment variables.
           mark: unique mark that identifies the process and its children; empty disables the search for leftovers.
           bounds: hang timeouts.
-          clock: monotonic clock in seconds.
         """
         self.role = role
         self.num_restarts = 0
@@ -107,10 +105,10 @@ class Child:
         self._arguments = arguments
         self._log = log
         self._environment = dict(environment) | ({"CUDA_VISIBLE_DEVICES": devices} if devices else {})
-        self._mark, self._bounds, self._clock = mark, bounds, clock
+        self._mark, self._bounds = mark, bounds
         self._process: subprocess.Popen[bytes] | None = None
         self._liveness: Liveness | None = None
-        self._hang_detector = HangDetector(bounds, clock)
+        self._hang_detector = HangDetector(bounds)
         self._phases: PhaseLog | None = None
         self._log_start = 0
         """Offset in the log at which this process began."""
@@ -166,7 +164,7 @@ class Child:
                 | self._environment,
             )
         self._liveness = Liveness(liveness)
-        self._hang_detector = HangDetector(self._bounds, self._clock)
+        self._hang_detector = HangDetector(self._bounds)
 
     def command(self) -> list[str]:
         """Returns the command line that `start` runs."""

@@ -7,14 +7,13 @@ import dataclasses
 import json
 import pathlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from absl import logging
 from blake3 import blake3
 from jaxtyping import Int64
 
-from bridge.files import replace_file
+from bridge.files import json_lines, replace_file
 from bridge.rollout_types import Task
 from configs.sections import PromptsConfig
 from learner.data.completions import joined, render_completions
@@ -244,7 +243,7 @@ class Quarantine:
 
     def __init__(self, file: pathlib.Path) -> None:
         self._file = file
-        self._there = {(line["source"], line["row"]) for line in _lines(file)}
+        self._there = {(line["source"], line["row"]) for line in json_lines(file)}
 
     def add(self, *bad: BadRow) -> None:
         """Appends the rows that the file does not list yet."""
@@ -256,17 +255,6 @@ class Quarantine:
             for row in new:
                 out.write(json.dumps({"source": row.path, "row": row.row, "reason": row.reason}) + "\n")
         logging.warning("rows quarantined count=%d file=%s", len(new), self._file)
-
-
-def _lines(file: pathlib.Path) -> list[dict[str, Any]]:
-    """Returns the file's records, without a line that a killed process left incomplete."""
-    found: list[dict[str, Any]] = []
-    for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else ():
-        try:
-            found.append(json.loads(line))
-        except ValueError:
-            continue
-    return found
 
 
 def write_gold_failures(file: pathlib.Path, gold_failures: SetAside) -> None:

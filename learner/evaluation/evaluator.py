@@ -28,11 +28,6 @@ LOOK_S = 0.5
 """Minimum seconds between polls while the learner waits for something else."""
 
 
-def keep_none(step: int, name: str, groups: list[tuple[Group, Task]]) -> None:
-    """Discards the groups of an evaluation."""
-    del step, name, groups
-
-
 def row_kind(name: str) -> str:
     """Returns the kind of a set's rows in metrics.jsonl."""
     return "eval" if name == HELD_OUT else f"eval/{name}"
@@ -71,8 +66,7 @@ class Evaluator:
         max_out: Callable[[], int | None],
         accept: Accept,
         metrics: MetricsWriter,
-        kept: Kept = keep_none,
-        clock: Callable[[], float] = time.monotonic,
+        kept: Kept,
     ) -> None:
         """Creates the evaluator; no evaluation is in progress.
 
@@ -86,7 +80,6 @@ class Evaluator:
           accept: returns True if a group is valid.
           metrics: receives the rows; its existing rows say which evaluations are done.
           kept: called with the groups of each completed evaluation.
-          clock: clock, in seconds.
         """
         self._asked = [
             _Asked(one=one, pinned=pinned[one.name], last_step=metrics.last_step(row_kind(one.name)))
@@ -97,7 +90,7 @@ class Evaluator:
         self._num_updates, self._stop_token_ids = num_updates, stop_token_ids
         self._max_out, self._accept, self._metrics = max_out, accept, metrics
         self._kept = kept
-        self._clock, self._looked_s = clock, clock()
+        self._looked_s = time.monotonic()
         self._is_settling = False
 
     @property
@@ -126,7 +119,7 @@ class Evaluator:
 
     def poll(self) -> None:
         """Collects arrived groups, writes the rows of complete sets and sends more tickets; does not block."""
-        self._looked_s = self._clock()
+        self._looked_s = time.monotonic()
         for asked in self._out():
             if asked.pinned.poll(self._accept):
                 self._settle(asked)
@@ -134,7 +127,7 @@ class Evaluator:
 
     def look(self) -> None:
         """Polls if `LOOK_S` has passed; safe to call often, and from within a wait for an evaluation."""
-        if not self._is_settling and self.in_progress and self._clock() - self._looked_s >= LOOK_S:
+        if not self._is_settling and self.in_progress and time.monotonic() - self._looked_s >= LOOK_S:
             self.poll()
 
     def wait(self) -> None:
@@ -223,7 +216,7 @@ def open_evaluations(
     accept: Accept,
     fenced_actors: Callable[[], Collection[str]],
     on_wait: Callable[[], None],
-    kept: Kept = keep_none,
+    kept: Kept,
 ) -> Evaluator:
     """Returns the evaluator of a run; evaluations that the metrics already contain are not repeated.
 

@@ -27,6 +27,7 @@ from bridge.store.open import SqliteStore
 from bridge.timeline import Timeline
 from tests.actor.fakes import FakeEngine, until
 from tests.bridge.factories import make_ticket
+from tests.bridge.snapshots.whole import write_whole
 
 TABLE = {"a": ("float32", (4,))}
 LIMITS = ActorLimits(lease_s=30.0, heartbeat_s=0.01)
@@ -43,7 +44,7 @@ class Setup:
 
     def publish(self, step: int, incarnation: int = 0) -> Version:
         version = Version(incarnation=incarnation, step=step)
-        self.writer.write(version, {"a": np.full(4, step, np.float32)}, dtype="float32")
+        write_whole(self.writer, version, {"a": np.full(4, step, np.float32)}, dtype="float32")
         return version
 
     def restart_learner(self, base_steps: dict[int, int]) -> None:

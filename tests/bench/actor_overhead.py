@@ -38,6 +38,7 @@ from tests.bench.rig.serving import serve
 from tests.bench.rig.session import Session
 from tests.bench.rig.setting import make_config, tiny_model
 from tests.bridge.factories import make_ticket
+from tests.bridge.snapshots.whole import write_whole
 
 VERSION = Version(incarnation=0, step=0)
 LOOK_S = 0.005
@@ -116,7 +117,7 @@ class Phases:
         writer = SnapshotWriter(
             snapshot_folder(config), run=run_id(session.folder), tokenizer_hash=self._model.tokenizer_hash
         )
-        writer.write(VERSION, self._weights, dtype="float32")
+        write_whole(writer, VERSION, self._weights, dtype="float32")
         store = SqliteStore(RunFolder(session.folder).store)
         self._engine = self._engine.for_run(config)
         serving = asyncio.create_task(serve("actor-0", session, ReplayEngine(self._engine, None), self._model, None))

@@ -36,6 +36,7 @@ from learner.update.frozen_policies import FrozenPolicies
 from learner.update.packing import pack_groups
 from learner.update.train_step import build_train_step
 from tests.bridge.factories import as_plain, make_group, make_ticket
+from tests.bridge.snapshots.whole import write_whole
 from tests.learner.streams import MODEL, config_of, fresh_params, random_group
 
 NUM_UPDATES, GROUPS_PER_UPDATE = 8, 8
@@ -157,7 +158,7 @@ def snapshots(folder: pathlib.Path) -> dict[str, Any]:
     with contextlib.closing(writer):
         for step in range(4):
             tensors = {name: np.asarray(x) for name, x in flatten(params).items()}
-            manifest = writer.write(Version(incarnation=0, step=step), tensors, dtype="bfloat16")
+            manifest = write_whole(writer, Version(incarnation=0, step=step), tensors, dtype="bfloat16")
             paths = sorted(p for p in (folder / "snap").iterdir() if p.stat().st_size)
             files = {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in paths}
             sent, fields = codec.encode(manifest), repr(as_plain(manifest)).encode()

@@ -10,7 +10,6 @@ import numpy as np
 from bridge.heartbeat_types import ActorReport
 from bridge.progress_types import RequestProgress, TicketProgress, prompt_digest
 from bridge.rollout_types import Group, Rollout, Sampling, Task, Ticket, Version
-from bridge.snapshots.shard_map import full_blocks
 from bridge.weight_types import (
     Announcement,
     CardFile,
@@ -21,6 +20,7 @@ from bridge.weight_types import (
     TensorEntry,
     WeightManifest,
 )
+from tests.bridge.snapshots.whole import full_blocks
 
 
 def make_rollout(num_tokens: int = 3, *, step: int = 0, **fields: Any) -> Rollout:

@@ -19,6 +19,7 @@ from configs.run_folder import RunFolder, run_id, set_up_run, snapshot_folder
 from configs.schema import Config
 from configs.sections import ActorConfig, ModelConfig, PackingConfig, PublishConfig, RunConfig
 from tests.bridge.factories import make_ticket
+from tests.bridge.snapshots.whole import write_whole
 from tests.integration.support import models
 from tests.integration.support.processes import REPO, wait_until
 
@@ -104,7 +105,7 @@ def put(store: SqliteStore, *orders: int, max_tokens: int) -> None:
 def test_actor_serves_updates_in_flight_and_ends_cleanly_on_sigterm(run, tmp_path):
     folder, writer, store, weights = run
     change(folder, publish={"when": "every"}, admission={"policy": "window"}, rounds={"max_lag_steps": 1})
-    writer.write(Version(incarnation=0, step=0), weights, dtype="float32")
+    write_whole(writer, Version(incarnation=0, step=0), weights, dtype="float32")
     put(store, *range(3), max_tokens=20)
     actor = start(folder)
     try:
@@ -125,7 +126,7 @@ def test_actor_serves_updates_in_flight_and_ends_cleanly_on_sigterm(run, tmp_pat
         def is_one_begun_anew() -> bool:
             """After one more update: the one before may have come between two responses."""
             served = Version(incarnation=0, step=next(steps))
-            writer.write(served, models.perturbed(weights, seed=served.step, scale=1e-4), dtype="float32")
+            write_whole(writer, served, models.perturbed(weights, seed=served.step, scale=1e-4), dtype="float32")
             wait_until(lambda: any(b.version == served for b in store.heartbeats()), f"{served} is served")
             return any(e["name"] == "stale" for e in timeline.read(folder / "events"))
 
@@ -153,7 +154,7 @@ def test_actor_serves_updates_in_flight_and_ends_cleanly_on_sigterm(run, tmp_pat
 
 def test_killed_actor_leaves_no_process_and_a_dead_engine_ends_the_actor(run, tmp_path):
     folder, writer, store, weights = run
-    writer.write(Version(incarnation=0, step=0), weights, dtype="float32")
+    write_whole(writer, Version(incarnation=0, step=0), weights, dtype="float32")
     put(store, 0, max_tokens=20)
     first = start(folder)
     try:
@@ -192,7 +193,7 @@ def command_of(pid: int) -> bytes:
 def test_stopped_engine_ends_the_actor_whether_it_starts_or_updates_weights(run, tmp_path):
     folder, writer, store, weights = run
     change(folder, supervision={"heartbeat_timeout_s": 3})
-    writer.write(Version(incarnation=0, step=0), weights, dtype="float32")
+    write_whole(writer, Version(incarnation=0, step=0), weights, dtype="float32")
     put(store, 0, max_tokens=20)
 
     def check_ended(actor: subprocess.Popen[str], engine: int) -> None:
@@ -220,7 +221,7 @@ def test_stopped_engine_ends_the_actor_whether_it_starts_or_updates_weights(run,
         wait_until(lambda: len(store.read_groups(after_seq=0, limit=9)) == 1, "a group", deadline_s=START_S)
         engine = stopped_child(second, b"EngineCore")
         # No request is there that would be told of the engine's end: only the update waits for it.
-        writer.write(Version(incarnation=0, step=1), weights, dtype="float32")
+        write_whole(writer, Version(incarnation=0, step=1), weights, dtype="float32")
         check_ended(second, engine)
     finally:
         second.kill()

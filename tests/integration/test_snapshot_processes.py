@@ -15,6 +15,7 @@ from bridge.snapshots.snapshot_format import SupersededError, latest
 from bridge.snapshots.snapshot_writer import SnapshotWriter
 from bridge.snapshots.verified_copy import VerifiedCopy, map_tensors
 from bridge.weight_types import WeightManifest
+from tests.bridge.snapshots.whole import WholeDraft
 from tests.integration.support.processes import kill, spawn
 
 pytestmark = pytest.mark.integration
@@ -30,11 +31,11 @@ def publish_forever(folder: Path) -> None:
     announced = latest(folder)
     step = 0 if announced is None else announced.version.step + 1
     while True:
-        draft = writer.begin(Version(incarnation=0, step=step), ENTRIES)
+        draft = WholeDraft(writer, Version(incarnation=0, step=step), ENTRIES)
         for name, _, _ in ENTRIES:
             draft.buffer(name)[:] = step
             print("wrote", name, flush=True)
-        draft.commit()
+        draft.announce()
         print("committed", step, flush=True)
         step += 1
 

@@ -209,7 +209,6 @@ def download(
     stop: Stop,
     patience: RetryPolicy,
     tally: DownloadStats,
-    clock: Callable[[], float] = time.monotonic,
 ) -> None:
     """Downloads and verifies chunks. Blocks its thread and runs its own event loop.
 
@@ -220,7 +219,6 @@ def download(
       stop: stops the download within a moment once set.
       patience: retry policy.
       tally: counters, updated even if the download fails.
-      clock: monotonic clock in seconds.
 
     Raises:
       SupersededError: every source reports that it does not have the version.
@@ -228,7 +226,7 @@ def download(
       UnreachableError: no source could be read for long.
       SnapshotError: every source rejected the request, or sent corrupt chunks repeatedly.
     """
-    work = _Download(chunks, wanted, patience, tally, clock)
+    work = _Download(chunks, wanted, patience, tally)
     asyncio.run(_until(work.run(places), stop, num_threads=patience.num_ranges))
 
 
@@ -247,20 +245,13 @@ async def _until(work: Coroutine[Any, Any, None], stop: Stop, *, num_threads: in
 
 
 class _Download:
-    def __init__(
-        self,
-        chunks: Chunks,
-        wanted: Iterable[int],
-        patience: RetryPolicy,
-        tally: DownloadStats,
-        clock: Callable[[], float],
-    ) -> None:
+    def __init__(self, chunks: Chunks, wanted: Iterable[int], patience: RetryPolicy, tally: DownloadStats) -> None:
         self.tally = tally
         self._chunks = chunks
         self._missing = collections.deque(sorted(wanted))
         self._num_bad: collections.Counter[int] = collections.Counter()
-        self._patience, self._clock = patience, clock
-        self._arrived_s = clock()
+        self._patience = patience
+        self._arrived_s = time.monotonic()
         # Limits the span so that all ranges have work, even with few or small chunks.
         fair = -(-chunks.num // patience.num_ranges)
         self._max_span = max(1, min(fair, patience.range_bytes * chunks.num // max(1, chunks.num_bytes)))
@@ -301,7 +292,7 @@ class _Download:
         reasons = "; ".join(f"{url}: {reason}" for url, reason in why.items()) or "it has no source"
         if not left and is_gone:
             raise SupersededError(f"no source has it any more: {reasons}")
-        silent_s = self._clock() - self._arrived_s
+        silent_s = time.monotonic() - self._arrived_s
         if not left or silent_s >= self._patience.give_up_s:
             num_there = self._chunks.num - len(self._missing)
             since = "" if not left else f" for {silent_s:.0f} s"
@@ -370,7 +361,7 @@ class _Download:
 
     async def _verify(self, chunk: int, received: np.ndarray) -> None:
         if await asyncio.to_thread(self._chunks.accept, chunk, received):
-            self._arrived_s = self._clock()
+            self._arrived_s = time.monotonic()
             return
         self.tally.num_bad += 1
         self._num_bad[chunk] += 1

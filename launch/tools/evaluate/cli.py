@@ -95,9 +95,9 @@ def main() -> int:
             with _ended_at_once(parts), WaitMessages(progress.say, "starting vLLM"):
                 engine = eval_runner.start_engine(model, config, seed=_SEED.value)
             version = Version(incarnation=0, step=step or 0)
-            job = eval_runner.EvalJob(config, sets, engine, timeline, judge, version)
+            evaluation = eval_runner.evaluate_all(config, sets, engine, timeline, judge, version, progress)
             with progress:
-                groups = asyncio.run(job.run(progress))
+                groups = asyncio.run(evaluation)
         except KeyboardInterrupt:
             print(_INTERRUPTED, file=sys.stderr)
             return 130

@@ -6,7 +6,7 @@ import dataclasses
 import os
 import pathlib
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -259,52 +259,47 @@ def start_engine(model: pathlib.Path, config: Config, *, seed: int) -> "VllmEngi
     return VllmEngine.start(model, config, expected=table, has_own_weights=True, seed=seed)
 
 
-class EvalJob:
-    """Evaluation of all sets, one after another."""
+async def evaluate_all(
+    config: Config,
+    problems: EvalProblems,
+    engine: "VllmEngine",
+    timeline: Timeline,
+    judge: Judge | None,
+    version: Version,
+    progress: Progress,
+) -> dict[str, list[Group]]:
+    """Evaluates all sets, one after another; returns the groups per set, and always closes the engine.
 
-    def __init__(
-        self,
-        config: Config,
-        problems: EvalProblems,
-        engine: "VllmEngine",
-        timeline: Timeline,
-        judge: Judge | None,
-        version: Version,
-    ) -> None:
-        """Prepares the job; `version` names the weights in tickets."""
-        self._config, self._problems, self._engine = config, problems, engine
-        self._timeline, self._judge, self._version = timeline, judge, version
+    Args:
+      config: settings of the evaluation.
+      problems: the sets and their tokenizer.
+      engine: engine with the folder's own weights.
+      timeline: receives the events.
+      judge: judge of the responses, if any set needs one.
+      version: names the weights in tickets.
+      progress: shows the progress.
 
-    async def run(self, progress: Progress) -> dict[str, list[Group]]:
-        """Returns the groups per set; always closes the engine.
-
-        Raises:
-          ExceptionGroup: contains errors that no problem caused (EngineDeadError).
-        """
-        config, tokenizer = self._config, self._problems.tokenizer
-        async with self._parts() as (sampler, rewards):
-            runner = Runner(
-                sampler,
-                rewards,
-                read=ResponseReader(tokenizer.backend, tokenizer.chat, thinking_marks=config.model.thinking_marks),
-                places=max(config.actor.max_num_seqs, config.environments.max_in_flight),
-            )
-            groups: dict[str, list[Group]] = {}
-            for place, one in enumerate(self._problems.sets):
-                tickets = tickets_of(one, version=self._version, stop_token_ids=tokenizer.stop_token_ids, place=place)
-                progress.begin(one.name)
-                groups[one.name] = await runner.run(tickets, done=progress.done)
-            return groups
-
-    @contextlib.asynccontextmanager
-    async def _parts(self) -> AsyncIterator[tuple[Sampler, RewardScorer]]:
-        config, engine = self._config, self._engine
-        async with contextlib.AsyncExitStack() as parts:
-            parts.push_async_callback(engine.close)
-            await engine.serve_own_weights(self._version)
-            rewards = build_scorer(config, self._judge)
-            parts.push_async_callback(rewards.close)
-            episodes = build_episodes(config, engine, pathlib.Path(config.model.path))
-            if episodes is not None:
-                parts.push_async_callback(episodes.close)
-            yield Sampler(engine, timeline=self._timeline, max_lag_steps=None, episodes=episodes), rewards
+    Raises:
+      ExceptionGroup: contains errors that no problem caused (EngineDeadError).
+    """
+    tokenizer = problems.tokenizer
+    async with contextlib.AsyncExitStack() as parts:
+        parts.push_async_callback(engine.close)
+        await engine.serve_own_weights(version)
+        rewards = build_scorer(config, judge)
+        parts.push_async_callback(rewards.close)
+        episodes = build_episodes(config, engine, pathlib.Path(config.model.path))
+        if episodes is not None:
+            parts.push_async_callback(episodes.close)
+        runner = Runner(
+            Sampler(engine, timeline=timeline, max_lag_steps=None, episodes=episodes),
+            rewards,
+            read=ResponseReader(tokenizer.backend, tokenizer.chat, thinking_marks=config.model.thinking_marks),
+            places=max(config.actor.max_num_seqs, config.environments.max_in_flight),
+        )
+        groups: dict[str, list[Group]] = {}
+        for place, one in enumerate(problems.sets):
+            tickets = tickets_of(one, version=version, stop_token_ids=tokenizer.stop_token_ids, place=place)
+            progress.begin(one.name)
+            groups[one.name] = await runner.run(tickets, done=progress.done)
+        return groups

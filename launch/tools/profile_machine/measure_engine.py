@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from actor.engine_protocol import Engine
 from actor.vllm.engine import VllmEngine
 from bridge.rollout_types import Sampling
 
@@ -23,7 +24,6 @@ _LONGEST = 16
 """Tokens of the longest response where responses end one by one; they have 1, 2, 3 ... of them."""
 _FULL_BATCHES = 4
 """Requests per sequence of the shorter of the two measurements of that kind; the longer one has twice as many."""
-_POLL_S = 0.001
 
 
 async def profile_engine(
@@ -75,7 +75,7 @@ def _context(count: int, num_tokens: int, context_tokens: int, max_tokens: int) 
 
 
 async def tokens_per_s(
-    engine: VllmEngine, count: int, num_tokens: int, *, prompt_tokens: int = _SHORT, few: int = _FEW
+    engine: Engine, count: int, num_tokens: int, *, prompt_tokens: int = _SHORT, few: int = _FEW
 ) -> float:
     """Returns the tokens/s of `count` concurrent sequences in total.
 
@@ -96,32 +96,34 @@ async def tokens_per_s(
     return count * more / max(statistics.median(times), 1e-9)
 
 
-async def request_costs(engine: VllmEngine, count: int, *, step_s: float) -> dict[str, float]:
+async def request_costs(engine: Engine, count: int, *, step_s: float) -> dict[str, float]:
     """Measures costs per request: `prefill_s_per_token`, `request_s`, `restart_s`, `start_latency_s` of a profile.
 
     The difference between `count` longer and `count` shorter prompts of responses of one token gives the cost per
-    prompt token. A request that starts while others are decoded costs more than one that starts with them, so
-    `request_s` is measured on responses that end one by one: what twice as many of them take longer, less their tokens
-    and prompts. The time of one request without its token is the latency. `restart_s` is the time lost when `count`
-    sequences start again halfway, less their tokens.
+    prompt token, and `count` requests compared with one the cost per request that starts with others, as all do when
+    they start again. One that starts while others are decoded costs more: `request_s` is measured on responses that end
+    one by one, as what twice as many of them take longer, less their tokens and prompts. The time of one request
+    without its token is the latency.
 
     Args:
       engine: engine without other clients.
       count: concurrent requests, the engine's maximum.
       step_s: seconds per decoding step of `count` sequences.
     """
-    many, longer, one, few, half, twice, kept, restarted = [
+    many, longer, one, few, half, twice = [
         statistics.median(times[1:])  # the first try may compile
         for times in zip(*[await _costs_once(engine, count) for _ in range(1 + _REPEATS)], strict=True)
     ]
     prefill_s = max(longer - many, 0.0) / (count * (PROMPT_TOKENS - _SHORT))
-    num_requests, num_steps = _num_staggered(count), _num_staggered(count) / count * (1 + _LONGEST) / 2
-    request_s = max((twice - half - num_steps * step_s) / num_requests - _SHORT * prefill_s, 0.0)
     alone_s = max(one - (few - one) / (_FEW - 1), 0.0)
+    restart_s = max(many - step_s - alone_s, 0.0) / (count - 1) - _SHORT * prefill_s if count > 1 else 0.0
+    num_requests = _num_staggered(count)
+    decode_s = num_requests / count * (1 + _LONGEST) / 2 * step_s
+    request_s = max((twice - half - decode_s) / num_requests - _SHORT * prefill_s, 0.0)
     return {
         "prefill_s_per_token": prefill_s,
         "request_s": request_s,
-        "restart_s": max((restarted - kept) / count - (_SHORT + _LONGEST / 2) * prefill_s, 0.0),
+        "restart_s": max(restart_s, 0.0),
         "start_latency_s": max(alone_s - request_s - _SHORT * prefill_s, 0.0),
     }
 
@@ -131,35 +133,28 @@ def _num_staggered(count: int) -> int:
     return math.ceil(_FULL_BATCHES * count / _LONGEST) * _LONGEST
 
 
-async def _costs_once(engine: VllmEngine, count: int) -> tuple[float, ...]:
+async def _costs_once(engine: Engine, count: int) -> tuple[float, ...]:
     staggered = [1 + i % _LONGEST for i in range(_num_staggered(count))]
     return (
         await _batch_s(engine, count, 1, _SHORT),
         await _batch_s(engine, count, 1, PROMPT_TOKENS),
         await _batch_s(engine, 1, 1, _SHORT),
         await _batch_s(engine, 1, _FEW, _SHORT),
-        await _timed(engine, staggered, _SHORT),
-        await _timed(engine, 2 * staggered, _SHORT),
-        await _batch_s(engine, count, _LONGEST, _SHORT),
-        await _batch_s(engine, count, _LONGEST, _SHORT, restart_at=count * _LONGEST // 2),
+        await _seconds(engine, staggered, _SHORT),
+        await _seconds(engine, 2 * staggered, _SHORT),
     )
 
 
-async def _batch_s(engine: VllmEngine, count: int, num_tokens: int, prompt_tokens: int, restart_at: int = 0) -> float:
-    return await _timed(engine, [num_tokens] * count, prompt_tokens, restart_at=restart_at)
+async def _batch_s(engine: Engine, count: int, num_tokens: int, prompt_tokens: int) -> float:
+    return await _seconds(engine, [num_tokens] * count, prompt_tokens)
 
 
-async def _timed(engine: VllmEngine, lengths: Sequence[int], prompt_tokens: int, *, restart_at: int = 0) -> float:
-    """Returns the seconds of responses; with `restart_at`, all start again once that many tokens are sampled."""
+async def _seconds(engine: Engine, lengths: Sequence[int], prompt_tokens: int) -> float:
     prompt = np.ones(prompt_tokens, np.int32)
-    start, sampled = time.perf_counter(), engine.num_sampled_tokens
+    start = time.perf_counter()
     async with asyncio.TaskGroup() as tasks:
         for i, num_tokens in enumerate(lengths):
             sampling = Sampling(max_tokens=num_tokens, ignore_eos=True)
             name = f"profile-{len(lengths)}-{num_tokens}-{prompt_tokens}.{i}"
             tasks.create_task(engine.sample(prompt, sampling, request_id=name, priority=i))
-        while restart_at and engine.num_sampled_tokens < sampled + restart_at:
-            await asyncio.sleep(_POLL_S)
-        if restart_at:
-            await engine.recompute()
     return time.perf_counter() - start

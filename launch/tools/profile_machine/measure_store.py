@@ -40,14 +40,13 @@ _DEADLINE_S = 120.0
 _LEASE_S = 600.0
 
 
-def measure_store(url: str, actor_role: str, logs: pathlib.Path, *, num_clients: int = 0) -> dict[str, Any]:
+def measure_store(url: str, actor_role: str, logs: pathlib.Path) -> dict[str, Any]:
     """Measures a store in a new run, which is dropped afterwards.
 
     Args:
       url: store URL; a SQLite file must be new.
       actor_role: as in `create_run`.
       logs: folder for the clients' logs.
-      num_clients: number of clients; 0 means one per core, at least 2.
 
     Raises:
       ChildError: a client failed or hung.
@@ -55,8 +54,7 @@ def measure_store(url: str, actor_role: str, logs: pathlib.Path, *, num_clients:
     """
     run = f"profile-{uuid.uuid4().hex[:12]}"
     with _a_run(url, run, actor_role) as store, contextlib.ExitStack() as stack:
-        num_clients = num_clients or max(2, os.cpu_count() or 2)
-        names = [f"profile-{i}" for i in range(num_clients)]
+        names = [f"profile-{i}" for i in range(max(2, os.cpu_count() or 2))]
         clients = _Clients({name: stack.enter_context(_client(url, run, name, logs)) for name in names})
         maker = _Tickets()
         group_s, byte_s = _groups(store, clients, maker)

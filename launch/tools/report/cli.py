@@ -13,6 +13,7 @@ from absl import flags
 
 from configs.run_folder import RunFolder
 from launch import cli
+from launch.tools.out_file import check_out_file
 from launch.tools.report.build import check_library
 
 _OUT = flags.DEFINE_string(
@@ -25,6 +26,7 @@ _RESULTS = flags.DEFINE_multi_string(
     [],
     "Results file of launch.tools.evaluate, or several separated by commas. May be given several times.",
 )
+cli.describe("run_dir", "Run folder. May be given several times to compare runs.")
 SHARED_FLAGS = ("run_dir",)
 """Shared flags that this command accepts."""
 
@@ -38,6 +40,8 @@ def main() -> int:
             raise ValueError("--out: expected no --out with --serve, which writes no file. Remove one of them.")
         if _SERVE.value and not folders:
             raise ValueError("--serve: expected --run_dir=FOLDER of a run to follow. Set it, or remove --serve.")
+        if _OUT.value is not None:
+            check_out_file(_OUT.value)
         check_library()
         if _SERVE.value:
             from launch.tools.report.server import serve

@@ -22,7 +22,7 @@ from bokeh.models import (
 from bokeh.plotting import figure
 from jaxtyping import Float64
 
-from launch.tools.report.panels import REWARD, SCORES, SECTIONS, STEP, Axes, Line, Panel, Section, expand, of_set
+from launch.tools.report.panels import REWARD, SCORES, SECTIONS, STEP, Axes, Line, Panel, expand, of_set
 from launch.tools.report.run_data import POSITION, RunData, bins, column, downsample, metric_names
 from launch.tools.samples.samples_view import visible
 
@@ -146,10 +146,10 @@ def draw(runs: Sequence[RunData]) -> Figures:
     ids: set[str] = set()
     reward = _draw(REWARD, runs, names, sources, over, ids)
     drawn: list[tuple[str, list[Figure]]] = []
-    for section in SECTIONS:
-        found = [_draw(panel, runs, names, sources, over, ids) for panel in _panels(section, runs, names)]
+    for title, panels in SECTIONS.items():
+        found = [_draw(panel, runs, names, sources, over, ids) for panel in _with_sets(panels, runs, names)]
         if found := [d for d in found if d is not None]:
-            drawn.append((section.title, found))
+            drawn.append((title, found))
     return Figures(reward, drawn, sources)
 
 
@@ -185,13 +185,9 @@ def figure_id(title: str, taken: set[str]) -> str:
     return name
 
 
-def _panels(section: Section, runs: Sequence[RunData], names: dict[str, set[str]]) -> list[Panel]:
-    panels: list[Panel] = []
-    for panel in section.panels:
-        panels.append(panel)
-        if panel is SCORES:
-            panels += [of_set(kind, names) for kind in sorted({kind for run in runs for kind in run.eval_kinds})]
-    return panels
+def _with_sets(panels: Sequence[Panel], runs: Sequence[RunData], names: dict[str, set[str]]) -> list[Panel]:
+    of_sets = [of_set(kind, names) for kind in sorted({kind for run in runs for kind in run.eval_kinds})]
+    return [shown for panel in panels for shown in (panel, *(of_sets if panel is SCORES else ()))]
 
 
 def _draw(

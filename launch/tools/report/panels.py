@@ -39,14 +39,6 @@ class Panel:
     """Unit; if set, a few very large values (such as an update that compiles) may be clipped."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Section:
-    """Figures under one heading."""
-
-    title: str
-    panels: tuple[Panel, ...]
-
-
 def _lines(kind: str = "step", /, **labels: str) -> tuple[Line, ...]:
     return tuple(Line(metric=name.replace("__", "/"), label=label, kind=kind) for name, label in labels.items())
 
@@ -62,157 +54,145 @@ REWARD = Panel(
 )
 """Figure at the top of the page."""
 SCORES = Panel(title="Scores by verifier", y_label="mean score", lines=(Line(metric="rewards/*"),))
-SECTIONS = (
-    Section(
-        title="Rewards",
-        panels=(
-            SCORES,
-            Panel(
-                title="Learning signal",
-                y_label="fraction per update",
-                lines=_lines(
-                    reward__zero_variance_groups="zero-variance groups", response__truncated="truncated responses"
-                ),
+SECTIONS: dict[str, tuple[Panel, ...]] = {
+    "Rewards": (
+        SCORES,
+        Panel(
+            title="Learning signal",
+            y_label="fraction per update",
+            lines=_lines(
+                reward__zero_variance_groups="zero-variance groups", response__truncated="truncated responses"
             ),
-            Panel(
-                title="Response length",
-                y_label="sampled tokens",
-                lines=_lines(response__mean_tokens="mean", response__max_tokens="maximum"),
+        ),
+        Panel(
+            title="Response length",
+            y_label="sampled tokens",
+            lines=_lines(response__mean_tokens="mean", response__max_tokens="maximum"),
+        ),
+        Panel(
+            title="Episodes",
+            y_label="turns, and their reward",
+            lines=_lines(turns__mean="turns", turns__reward="reward"),
+        ),
+    ),
+    "Policy lag": (
+        Panel(
+            title="Lag",
+            y_label="steps",
+            lines=(
+                Line(metric="lag/mean", label="mean", by_position=True),
+                Line(metric="lag/max", label="maximum"),
             ),
-            Panel(
-                title="Episodes",
-                y_label="turns, and their reward",
-                lines=_lines(turns__mean="turns", turns__reward="reward"),
+        ),
+        Panel(
+            title="Effective sample size",
+            y_label="0 to 1",
+            lines=(
+                Line(metric="ess", label="tokens", by_position=True),
+                Line(metric="ess_sequence", label="sequences", by_position=True),
+            ),
+        ),
+        Panel(
+            title="Engine against learner",
+            y_label="nats",
+            lines=(
+                Line(metric="mismatch_kl_k3", label="KL (k3)", by_position=True),
+                Line(metric="max_abs_dlogprob", label="maximum |log pi - log mu|", by_position=True),
+                Line(metric="max_abs_dlogprob_lag0", label="maximum at lag 0"),
+            ),
+            is_log=True,
+            note="At lag 0 both use equal weights, so the difference is numerical.",
+        ),
+        Panel(
+            title="Probes after a publish",
+            y_label="maximum |log pi - log mu|, nats",
+            lines=_lines("probe", parity__max_abs_dlogprob="engine against learner"),
+            is_log=True,
+        ),
+        Panel(
+            title="Importance ratios",
+            y_label="pi / mu",
+            lines=_lines(ratio__p01="1st percentile", ratio__p50="median", ratio__p99="99th percentile"),
+        ),
+        Panel(title="Clipped tokens", y_label="fraction of tokens", lines=_lines(clip_fraction="clipped")),
+    ),
+    "Optimizer": (
+        Panel(title="Learning rate", y_label="learning rate", lines=_lines(learning_rate="learning rate")),
+        Panel(title="Gradient norm", y_label="global norm", lines=_lines(grad_norm="before clipping"), is_log=True),
+        Panel(title="Entropy", y_label="nats per token", lines=_lines(entropy="entropy")),
+        Panel(
+            title="Loss",
+            y_label="nats, normalized",
+            lines=(Line(metric="loss", label="training"), Line(metric="eval/loss", label="held-out", kind="eval")),
+        ),
+        Panel(
+            title="KL to frozen policies",
+            y_label="nats",
+            lines=_lines(reference_kl="reference policy", teacher_kl="teacher, reverse KL"),
+        ),
+    ),
+    "Performance": (
+        Panel(
+            title="Throughput",
+            y_label="tokens/s",
+            unit="tokens/s",
+            lines=_lines(tokens_per_s="prompt and response"),
+        ),
+        Panel(title="Model FLOPs utilization (MFU)", y_label="0 to 1", lines=_lines(mfu="MFU")),
+        Panel(title="Model FLOPs", y_label="TFLOP/s", unit="TFLOP/s", lines=_lines(model_tflops_per_s="all chips")),
+        Panel(
+            title="Learner's peak memory",
+            y_label="GiB",
+            unit="GiB",
+            lines=_lines(memory__device_peak_gib="fullest device", memory__host_peak_gib="host"),
+        ),
+        Panel(
+            title="Trainer waiting ratio",
+            y_label="fraction of a round",
+            lines=_lines(
+                "round",
+                round__waiting_ratio="wait / (wait + compute)",
+                round__waiting_ratio_eq4="until the first U groups",
+            ),
+            note="Definitions: RolloutPipe section 5.1 and equation 4.",
+        ),
+        Panel(
+            title="Time per update",
+            y_label="seconds",
+            unit="s",
+            lines=_lines(time__step_s="total", time__train_s="compute", time__wait_s="wait for groups"),
+        ),
+        Panel(
+            title="Time per round",
+            y_label="seconds",
+            unit="s",
+            lines=_lines(
+                "round",
+                round__rollout_to_train_end_s="first ticket to last update",
+                round__first_dispatch_s="first ticket to first U groups",
+                round__recovered_s="first U groups to last group (RolloutPipe eq. 3)",
+            ),
+        ),
+        Panel(
+            title="Weight updates",
+            y_label="seconds",
+            unit="s",
+            lines=_lines(
+                time__publish_s="publish latency", actor__pause_s="generation pause", actor__prefetch_s="prefetch"
+            ),
+        ),
+        Panel(
+            title="Dropped groups, cumulative",
+            y_label="groups",
+            lines=_lines(
+                groups__dropped="all",
+                groups__stale="over the lag bound",
+                groups__zero_variance="zero variance",
+                groups__reissued="reissued tickets",
             ),
         ),
     ),
-    Section(
-        title="Policy lag",
-        panels=(
-            Panel(
-                title="Lag",
-                y_label="steps",
-                lines=(
-                    Line(metric="lag/mean", label="mean", by_position=True),
-                    Line(metric="lag/max", label="maximum"),
-                ),
-            ),
-            Panel(
-                title="Effective sample size",
-                y_label="0 to 1",
-                lines=(
-                    Line(metric="ess", label="tokens", by_position=True),
-                    Line(metric="ess_sequence", label="sequences", by_position=True),
-                ),
-            ),
-            Panel(
-                title="Engine against learner",
-                y_label="nats",
-                lines=(
-                    Line(metric="mismatch_kl_k3", label="KL (k3)", by_position=True),
-                    Line(metric="max_abs_dlogprob", label="maximum |log pi - log mu|", by_position=True),
-                    Line(metric="max_abs_dlogprob_lag0", label="maximum at lag 0"),
-                ),
-                is_log=True,
-                note="At lag 0 both use equal weights, so the difference is numerical.",
-            ),
-            Panel(
-                title="Probes after a publish",
-                y_label="maximum |log pi - log mu|, nats",
-                lines=_lines("probe", parity__max_abs_dlogprob="engine against learner"),
-                is_log=True,
-            ),
-            Panel(
-                title="Importance ratios",
-                y_label="pi / mu",
-                lines=_lines(ratio__p01="1st percentile", ratio__p50="median", ratio__p99="99th percentile"),
-            ),
-            Panel(title="Clipped tokens", y_label="fraction of tokens", lines=_lines(clip_fraction="clipped")),
-        ),
-    ),
-    Section(
-        title="Optimizer",
-        panels=(
-            Panel(title="Learning rate", y_label="learning rate", lines=_lines(learning_rate="learning rate")),
-            Panel(title="Gradient norm", y_label="global norm", lines=_lines(grad_norm="before clipping"), is_log=True),
-            Panel(title="Entropy", y_label="nats per token", lines=_lines(entropy="entropy")),
-            Panel(
-                title="Loss",
-                y_label="nats, normalized",
-                lines=(Line(metric="loss", label="training"), Line(metric="eval/loss", label="held-out", kind="eval")),
-            ),
-            Panel(
-                title="KL to frozen policies",
-                y_label="nats",
-                lines=_lines(reference_kl="reference policy", teacher_kl="teacher, reverse KL"),
-            ),
-        ),
-    ),
-    Section(
-        title="Performance",
-        panels=(
-            Panel(
-                title="Throughput",
-                y_label="tokens/s",
-                unit="tokens/s",
-                lines=_lines(tokens_per_s="prompt and response"),
-            ),
-            Panel(title="Model FLOPs utilization (MFU)", y_label="0 to 1", lines=_lines(mfu="MFU")),
-            Panel(title="Model FLOPs", y_label="TFLOP/s", unit="TFLOP/s", lines=_lines(model_tflops_per_s="all chips")),
-            Panel(
-                title="Learner's peak memory",
-                y_label="GiB",
-                unit="GiB",
-                lines=_lines(memory__device_peak_gib="fullest device", memory__host_peak_gib="host"),
-            ),
-            Panel(
-                title="Trainer waiting ratio",
-                y_label="fraction of a round",
-                lines=_lines(
-                    "round",
-                    round__waiting_ratio="wait / (wait + compute)",
-                    round__waiting_ratio_eq4="until the first U groups",
-                ),
-                note="Definitions: RolloutPipe section 5.1 and equation 4.",
-            ),
-            Panel(
-                title="Time per update",
-                y_label="seconds",
-                unit="s",
-                lines=_lines(time__step_s="total", time__train_s="compute", time__wait_s="wait for groups"),
-            ),
-            Panel(
-                title="Time per round",
-                y_label="seconds",
-                unit="s",
-                lines=_lines(
-                    "round",
-                    round__rollout_to_train_end_s="first ticket to last update",
-                    round__first_dispatch_s="first ticket to first U groups",
-                    round__recovered_s="first U groups to last group (RolloutPipe eq. 3)",
-                ),
-            ),
-            Panel(
-                title="Weight updates",
-                y_label="seconds",
-                unit="s",
-                lines=_lines(
-                    time__publish_s="publish latency", actor__pause_s="generation pause", actor__prefetch_s="prefetch"
-                ),
-            ),
-            Panel(
-                title="Dropped groups, cumulative",
-                y_label="groups",
-                lines=_lines(
-                    groups__dropped="all",
-                    groups__stale="over the lag bound",
-                    groups__zero_variance="zero variance",
-                    groups__reissued="reissued tickets",
-                ),
-            ),
-        ),
-    ),
-)
+}
 
 
 def expand(panel: Panel, names: Mapping[str, Collection[str]]) -> list[Line]:

@@ -1,6 +1,5 @@
 """Run data of the report: metrics, evaluations, downsampling."""
 
-import contextlib
 import dataclasses
 import datetime
 import math
@@ -12,6 +11,7 @@ import msgspec
 import numpy as np
 from jaxtyping import Float64, Int
 
+from bridge.files import json_lines
 from configs.run_folder import RunFolder
 from launch.tools.samples.samples_view import visible
 
@@ -220,7 +220,7 @@ def read_run(folder: pathlib.Path) -> RunData:
         summary=_object(run.summary),
         rows=rows,
         num_unreadable=num_unreadable,
-        starts=tuple(_lines(run.provenance)),
+        starts=tuple(json_lines(run.provenance)),
     )
     rows |= _by_position(rows.get("step", []), read.updates_per_round)
     return dataclasses.replace(read, rows=rows, label=str(read.setting("run", "name", "") or folder.name))
@@ -296,17 +296,6 @@ def _object(file: pathlib.Path) -> Json:
     except (OSError, msgspec.MsgspecError):
         return {}
     return read if isinstance(read, dict) else {}
-
-
-def _lines(file: pathlib.Path) -> list[Json]:
-    """Reads the objects of a short JSONL file without unreadable lines; empty if the file is missing."""
-    found: list[Json] = []
-    with contextlib.suppress(OSError):
-        for line in file.read_bytes().splitlines():
-            with contextlib.suppress(msgspec.MsgspecError):
-                value = msgspec.json.decode(line)
-                found += [value] if isinstance(value, dict) else []
-    return found
 
 
 def _rows(file: pathlib.Path) -> tuple[dict[str, list[Row]], int]:

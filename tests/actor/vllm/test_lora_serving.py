@@ -14,6 +14,7 @@ from bridge.rollout_types import Version
 from bridge.snapshots.snapshot_writer import SnapshotWriter
 from configs.schema import Config
 from configs.sections import LoraConfig, PublishConfig
+from tests.bridge.snapshots.whole import write_whole
 
 TABLE = {"base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight": ("float32", (2, 4))}
 
@@ -87,7 +88,7 @@ class Rig:
 
     async def publish(self, step, shape=(2, 4)):
         arrays = {name: np.zeros(shape, np.float32) for name in TABLE}
-        manifest = self.writer.write(Version(incarnation=0, step=step), arrays, dtype="float32")
+        manifest = write_whole(self.writer, Version(incarnation=0, step=step), arrays, dtype="float32")
         return await self.adapters.swap(self.path, manifest)
 
     def request(self, name):

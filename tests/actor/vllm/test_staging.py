@@ -12,6 +12,7 @@ import pytest
 from bridge.rollout_types import Version
 from bridge.snapshots.snapshot_writer import SnapshotWriter
 from bridge.snapshots.verified_copy import VerifiedCopy
+from tests.bridge.snapshots.whole import write_whole
 from tests.integration.support import models
 
 pytestmark = pytest.mark.heavy  # vLLM's import
@@ -265,7 +266,7 @@ def snapshot(served, tmp_path):
     arrays = {name: t.numpy() for name, t in served.tensors(NEW).items()}
 
     def write(step: int):
-        manifest = writer.write(Version(incarnation=0, step=step), arrays, dtype="float32")
+        manifest = write_whole(writer, Version(incarnation=0, step=step), arrays, dtype="float32")
         mirror.fetch(manifest)
         return manifest
 

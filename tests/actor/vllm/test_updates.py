@@ -18,6 +18,7 @@ from bridge.rollout_types import Version
 from bridge.snapshots.snapshot_writer import SnapshotWriter
 from bridge.weight_types import WeightManifest
 from configs.schema import Config
+from tests.bridge.snapshots.whole import write_whole
 
 TABLE = {"a.weight": ("float32", (2, 4))}
 
@@ -98,7 +99,7 @@ class Rig:
     def written(self, shape: tuple[int, ...] = (2, 4)) -> WeightManifest:
         self._step += 1
         arrays = {name: np.zeros(shape, np.float32) for name in TABLE}
-        return self._writer.write(Version(incarnation=0, step=self._step), arrays, dtype="float32")
+        return write_whole(self._writer, Version(incarnation=0, step=self._step), arrays, dtype="float32")
 
     async def swap(self, **options: Any) -> None:
         await self.updates.swap(self._folder, self.written(**options))

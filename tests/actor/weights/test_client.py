@@ -15,6 +15,7 @@ from bridge.snapshots.verified_copy import is_verified
 from bridge.timeline import Timeline
 from bridge.weight_types import WeightManifest
 from tests.actor.fakes import FakeEngine
+from tests.bridge.snapshots.whole import write_whole
 
 TABLE = {"a": ("float32", (3, 5)), "b": ("float32", (7,))}
 
@@ -33,7 +34,7 @@ class Setup:
 
     def publish(self, step: int, incarnation: int = 0):
         tensors = {name: np.full(shape, step, np.float32) for name, (_, shape) in TABLE.items()}
-        return self.writer.write(version(step, incarnation), tensors, dtype="float32")
+        return write_whole(self.writer, version(step, incarnation), tensors, dtype="float32")
 
     def damage(self, manifest) -> None:
         path = self.root / "snapshots" / manifest.shards[0].file.name

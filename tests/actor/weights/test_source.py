@@ -35,6 +35,7 @@ from tests.bridge.snapshots.served import (
     serving,
     values,
 )
+from tests.bridge.snapshots.whole import put, write_whole
 
 TABLE = {"w": ("float32", (NUM_VALUES,))}
 DEAD = "http://127.0.0.1:1"
@@ -91,7 +92,7 @@ class Setup:
     def put(self, step: int) -> pathlib.Path:
         """Publishes a version and puts it into the bucket, where it lies under the path."""
         manifest = publish(self.writer, step)
-        SnapshotBucket(self.bucket, self.root / "w", run=RUN, keep=9).put(manifest)
+        put(SnapshotBucket(self.bucket, self.root / "w", run=RUN, keep=9), manifest)
         return self.root / "bucket" / "v1" / RUN / str(manifest.version)
 
     def announce_behind_a_wall(self, step: int, *, beside: int, url: str = DEAD) -> None:
@@ -317,7 +318,7 @@ def test_fetch_holds_no_event_loop_and_ends_when_it_is_cancelled(setup):
 def test_learner_that_went_back_is_followed_to_its_higher_incarnation(setup):
     setup.publish(9)
     assert setup.follow()
-    manifest = setup.writer.write(at(3, incarnation=1), {"w": values(3)}, dtype="float32")
+    manifest = write_whole(setup.writer, at(3, incarnation=1), {"w": values(3)}, dtype="float32")
     setup.announce(manifest)
     assert setup.follow()
     assert setup.engine.version == at(3, incarnation=1)

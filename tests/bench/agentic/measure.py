@@ -20,7 +20,7 @@ from tests.bench.agentic.setups import (
     Setup,
     engine_profile,
 )
-from tests.bench.rig.measure import learner_costs, publish_costs
+from tests.bench.planner.measure import learner_costs, publish_costs
 from tests.bench.rig.rig import Result, Rig
 
 MAX_TURN_S = 0.01

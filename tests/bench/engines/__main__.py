@@ -54,8 +54,8 @@ from tests.bench.harness import machine, result, sessions
 from tests.bench.harness.estimates import ratio
 from tests.bench.harness.sessions import TURNS
 from tests.bench.harness.turns import in_turns
+from tests.bench.planner.measure import learner_costs, publish_costs
 from tests.bench.rig.calibrate import calibrate
-from tests.bench.rig.measure import learner_costs, publish_costs
 
 FLEET = "tests.bench.engines.fleet_process"
 WAITING_RATIO = (0.72, 0.78)

@@ -24,6 +24,7 @@ from bridge.snapshots.snapshot_writer import SnapshotWriter
 from bridge.weight_types import Announcement, WeightManifest
 from tests.bench.harness.parts import print_measured
 from tests.bench.publish import smollm2
+from tests.bridge.snapshots.whole import put, write_whole
 
 RUN = "delta-bench"
 _REPEATS = 3
@@ -53,8 +54,8 @@ def _measure_step(before: pathlib.Path, after: pathlib.Path, place: pathlib.Path
     manifests: list[WeightManifest] = []
     sources: list[tuple[str, ...]] = []
     for step, file in enumerate((before, after)):
-        manifests.append(writer.write(Version(incarnation=0, step=step), _load(file), dtype="bfloat16"))
-        sources.append(bucket.put(manifests[-1]))
+        manifests.append(write_whole(writer, Version(incarnation=0, step=step), _load(file), dtype="bfloat16"))
+        sources.append(put(bucket, manifests[-1]))
     old, new = manifests
     delta = new.shards[0].delta
     assert delta is not None, "a step's delta is worth it"

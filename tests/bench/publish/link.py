@@ -27,6 +27,7 @@ from bridge.snapshots.snapshot_writer import SnapshotWriter
 from bridge.weight_types import Announcement
 from tests.bench.harness.parts import print_measured
 from tests.bench.publish.network import RUN, provide_secrets, random_tensors
+from tests.bridge.snapshots.whole import write_whole
 from tests.integration.network import namespaces
 
 RATE_BYTES_PER_S = 100_000_000
@@ -87,7 +88,7 @@ def _rows(
     for step in range(NUM_VERSIONS):
         # Other bits in every chunk, so that each is fetched.
         changed = {name: (x.view(np.uint16) ^ np.uint16(step)).view(x.dtype) for name, x in tensors.items()}
-        manifest = writer.write(Version(incarnation=0, step=step), changed, dtype="bfloat16")
+        manifest = write_whole(writer, Version(incarnation=0, step=step), changed, dtype="bfloat16")
         source = version_url(url, RUN, manifest.version)
         announcement = folder / f"announcement-{step}"
         signed = sign(Announcement(manifest=manifest, sources=(source,)), token)

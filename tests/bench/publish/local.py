@@ -33,6 +33,7 @@ def measure(size_name: str, num_cores: int) -> dict[str, Any]:
     from learner.publish.publisher import Publisher
     from tests.bench.publish.sizes import SIZES, make_params
     from tests.bench.publish.timing import in_turns, medians, speed_over
+    from tests.bridge.snapshots.whole import WholeDraft
 
     size = SIZES[size_name]
     params = make_params(size)
@@ -67,7 +68,7 @@ def measure(size_name: str, num_cores: int) -> dict[str, Any]:
         sources = dict(iter_tensors(size.names, {path: np.asarray(x) for path, x in flatten(params).items()}))
         on_device = jax.jit(lambda tree: jax.tree.map(lambda x: x.astype("bfloat16"), tree))
         entries = [(name, "bfloat16", x.shape) for name, x in sources.items()]
-        with writer.begin(Version(incarnation=1, step=0), entries) as draft:
+        with WholeDraft(writer, Version(incarnation=1, step=0), entries) as draft:
             pairs = [(draft.buffer(name), x) for name, x in sources.items()]
             served = [(target, np.asarray(x, dtype=ml_dtypes.bfloat16)) for target, x in pairs]
             whole = np.ones(manifest.shards[0].file.num_bytes, np.uint8)

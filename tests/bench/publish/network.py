@@ -28,6 +28,7 @@ from launch.services.snapshot_server import ServerProcess
 from launch.tools.store_server import certificates
 from tests.bench.harness.parts import print_measured
 from tests.bench.publish.timing import in_turns, medians, speed_over, with_cpu
+from tests.bridge.snapshots.whole import write_whole
 from tests.param_tensors import iter_tensors
 
 ROUNDS = 5
@@ -70,7 +71,7 @@ def measure(size_name: str) -> dict[str, Any]:
         folder = pathlib.Path(name)
         token, tls = provide_secrets(folder / "secrets", "127.0.0.1")
         writer = SnapshotWriter(folder / "weights", run=RUN, tokenizer_hash="t", token=token)
-        manifest = writer.write(Version(incarnation=0, step=0), random_tensors(size_name), dtype="bfloat16")
+        manifest = write_whole(writer, Version(incarnation=0, step=0), random_tensors(size_name), dtype="bfloat16")
         fetcher = SnapshotFetcher(run=RUN, tokenizer_hash="t", token=token, tls=tls)
         into = folder / "copy"
         servers = {

@@ -33,6 +33,7 @@ from tests.bench.rewards.workload import FACTOR, MAX_TOKENS, SAMPLES, T_MAX_S, T
 from tests.bench.rig.paced_engine import PacedEngine
 from tests.bench.rig.replay import ReplayEngine
 from tests.bridge.factories import make_ticket
+from tests.bridge.snapshots.whole import write_whole
 
 SYNCHRONOUS, FIXED, ADAPTIVE = "synchronous", "asynchronous", "asynchronous, adaptive timeout"
 OWN = "adaptive, own solutions first"
@@ -171,7 +172,7 @@ async def run_arm(arm: str, workload: Workload, pool: VerifierPool, root: pathli
             limits=ActorLimits(lease_s=600.0),
         )
         with contextlib.closing(SnapshotWriter(root / "snapshots", run="r", tokenizer_hash="t")) as writer:
-            writer.write(_VERSION, {"a": np.zeros(4, np.float32)}, dtype="float32")
+            write_whole(writer, _VERSION, {"a": np.zeros(4, np.float32)}, dtype="float32")
             serving = asyncio.create_task(actor.run(BACKGROUND_TASKS))
             try:
                 for epoch, round_ in itertools.product(range(size.epochs), range(len(size.period))):

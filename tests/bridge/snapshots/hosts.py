@@ -9,6 +9,7 @@ from bridge.snapshots.snapshot_draft import SnapshotDraft
 from bridge.snapshots.snapshot_writer import SnapshotWriter
 from bridge.weight_types import Block, WeightManifest
 from tests.bridge.snapshots.served import CHUNK_BYTES, RUN, TOKEN, TOKENIZER, at
+from tests.bridge.snapshots.whole import WholeDraft
 
 ENTRIES = [
     ("embed", "bfloat16", (100, 48)),
@@ -88,9 +89,9 @@ class HostWriters:
 def alone(folder: pathlib.Path, step: int) -> bytes:
     """The file of the same version by a single host."""
     with_one = HostWriters([folder])
-    draft = with_one.writers[0].begin(at(step), ENTRIES)
+    draft = WholeDraft(with_one.writers[0], at(step), ENTRIES)
     for name, value in model(step).items():
         draft.buffer(name)[...] = value
-    manifest = draft.commit()
+    manifest = draft.announce()
     with_one.close()
     return (folder / manifest.shards[0].file.name).read_bytes()[: manifest.num_bytes]

@@ -21,6 +21,7 @@ from bridge.snapshots.remote.range_server import SnapshotServer, listen, url_of
 from bridge.snapshots.snapshot_format import sign, version_url
 from bridge.snapshots.snapshot_writer import SnapshotWriter
 from bridge.weight_types import Announcement, WeightManifest
+from tests.bridge.snapshots.whole import write_whole
 
 RUN, TOKENIZER = "run 1", "t"
 TOKEN, OTHER_TOKEN = Token("0123456789abcdef" * 2), Token("fedcba9876543210" * 2)
@@ -53,7 +54,7 @@ def open_writer(
 
 
 def publish(writer: SnapshotWriter, step: int) -> WeightManifest:
-    return writer.write(at(step), {"w": values(step)}, dtype="float32")
+    return write_whole(writer, at(step), {"w": values(step)}, dtype="float32")
 
 
 def announced(manifest: WeightManifest, *bases: str, token: Token = TOKEN) -> Announcement:

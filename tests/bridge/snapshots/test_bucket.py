@@ -30,6 +30,7 @@ from bridge.snapshots.snapshot_format import SnapshotError, SupersededError, sig
 from bridge.snapshots.snapshot_writer import SnapshotWriter
 from bridge.snapshots.verified_copy import is_verified
 from bridge.weight_types import Announcement
+from tests.bridge.snapshots.whole import put, write_whole
 
 pytestmark = pytest.mark.heavy
 
@@ -97,7 +98,7 @@ class Publisher:
     def write(self, step):
         value = np.random.default_rng(0).normal(0, 1, self.num_values).astype(np.float32)
         value[:3] = step
-        return self.writer.write(at(step, self.incarnation), {"w": value}, dtype="float32")
+        return write_whole(self.writer, at(step, self.incarnation), {"w": value}, dtype="float32")
 
     def data(self, manifest):
         return np.fromfile(
@@ -122,7 +123,7 @@ def test_version_that_was_put_is_there_byte_for_byte(url, publisher):
     bucket = make_bucket(url, publisher, part_bytes=5 * 2**20)
     publisher.write(1)
     manifest = publisher.write(2)
-    assert bucket.put(manifest) == (f"{url}/v1/{RUN}/0:2",)
+    assert put(bucket, manifest) == (f"{url}/v1/{RUN}/0:2",)
     at_source = open_source(f"{url}/v1/{RUN}/0:2")
     assert bytes(obstore.get(at_source, manifest.shards[0].file.name).bytes()) == publisher.data(manifest)
     assert manifest.shards[0].delta is not None
@@ -135,7 +136,7 @@ def test_versions_over_the_bound_are_deleted_but_not_the_base_of_a_kept_delta(ur
     bucket = make_bucket(url, publisher, keep=2)
     seen = []
     for step in range(1, 10):  # 1, 5 and 9 are full
-        bucket.put(publisher.write(step))
+        put(bucket, publisher.write(step))
         seen.append([v.step for v in whole(url)])
     assert seen == [[1], [1, 2], [1, 2, 3], [2, 3, 4], [3, 4, 5], [5, 6], [5, 6, 7], [6, 7, 8], [7, 8, 9]]
     assert set(stored_versions(place_at(url))) == {at(7), at(8), at(9)}  # nothing of the deleted ones is left
@@ -144,13 +145,13 @@ def test_versions_over_the_bound_are_deleted_but_not_the_base_of_a_kept_delta(ur
 def test_learner_that_starts_again_goes_on_where_the_last_one_ended(url, publisher, tmp_path):
     first = make_bucket(url, publisher, keep=2)
     for step in (1, 2, 3):
-        first.put(publisher.write(step))
+        put(first, publisher.write(step))
     publisher.writer.close()
     again = Publisher(publisher.folder, incarnation=1, full_every=4)
     second = make_bucket(url, publisher, keep=2)  # knows nothing of what is there but what is there
-    second.put(again.write(2))
+    put(second, again.write(2))
     assert whole(url) == [at(2), at(3), at(2, 1)]  # 3 has a delta against 2
-    second.put(again.write(3))
+    put(second, again.write(3))
     assert whole(url) == [at(2, 1), at(3, 1)]
 
 
@@ -163,7 +164,7 @@ def test_version_that_a_newer_learner_is_putting_is_left_alone_by_the_one_before
         part = Path(place_of_run(url, RUN).removeprefix("file://")) / "1:1" / "slot-1#1"
         part.parent.mkdir()
         part.write_bytes(b"part")
-    make_bucket(url, publisher).put(publisher.write(3))
+    put(make_bucket(url, publisher), publisher.write(3))
     assert set(stored_versions(place)) == {at(3), at(0, incarnation=1)}
     assert bytes(obstore.get(place, newer).bytes()) == b"data"
     if url.startswith("file"):
@@ -183,7 +184,7 @@ def test_other_runs_and_foreign_objects_under_the_same_prefix_are_left_alone(url
         obstore.put(others, key, b"mine")
     bucket = make_bucket(url, publisher, keep=1)
     for step in range(1, 8):
-        bucket.put(publisher.write(step))
+        put(bucket, publisher.write(step))
     assert whole(url) == [at(6), at(7)]
     for key in foreign:
         assert bytes(obstore.get(others, key).bytes()) == b"mine"
@@ -204,7 +205,7 @@ def test_manifest_is_not_there_before_all_of_the_data(url, publisher, monkeypatc
         return real(place, key, *args, **options)
 
     monkeypatch.setattr(obstore, "put", watched)
-    bucket.put(manifest)
+    put(bucket, manifest)
     assert [key for key, _ in order] == ["0:2/slot-1", "0:2/delta-1", "0:2/manifest"]
     assert all(nothing_yet for _, nothing_yet in order)
 
@@ -221,14 +222,14 @@ def test_upload_that_fails_is_tried_again_and_the_version_gets_there(url, publis
         return real(place, key, *args, **options)
 
     monkeypatch.setattr(obstore, "put", failing)
-    bucket.put(manifest)
+    put(bucket, manifest)
     assert left == [0]
     assert newest(place_at(url)) == manifest
 
 
 def test_upload_that_keeps_failing_is_an_error_and_the_next_version_goes_out(url, publisher, monkeypatch):
     bucket = make_bucket(url, publisher, keep=1)
-    bucket.put(publisher.write(1))
+    put(bucket, publisher.write(1))
     real = obstore.put
 
     def failing(place, key, *args, **options):
@@ -239,9 +240,9 @@ def test_upload_that_keeps_failing_is_an_error_and_the_next_version_goes_out(url
     with monkeypatch.context() as patch:
         patch.setattr(obstore, "put", failing)
         with pytest.raises(SnapshotError, match="after 3 attempts: no$"):
-            bucket.put(publisher.write(2))
+            put(bucket, publisher.write(2))
     assert newest(place_at(url)) == read_bucket_manifest(place_at(url), at(1))
-    bucket.put(publisher.write(3))
+    put(bucket, publisher.write(3))
     # The data of 2, put without its manifest, is swept; of what 3 has its delta against, nothing is there to keep.
     assert set(stored_versions(place_at(url))) == {at(3)}
 
@@ -253,14 +254,14 @@ def test_bucket_that_cannot_be_reached_is_an_error_of_one_line(publisher, monkey
     monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
     bucket = make_bucket("s3://weights/prefix", publisher)
     with pytest.raises(SnapshotError, match="upload to .* failed") as failure:
-        bucket.put(publisher.write(1))
+        put(bucket, publisher.write(1))
     assert "\n" not in str(failure.value)
 
 
 def test_bucket_without_permission_or_that_does_not_exist_is_an_error_of_one_line(s3, publisher):
     bucket = make_bucket("s3://there-is-none-such/prefix", publisher)
     with pytest.raises(SnapshotError, match="upload to .* failed") as failure:
-        bucket.put(publisher.write(1))
+        put(bucket, publisher.write(1))
     assert "\n" not in str(failure.value)
 
 
@@ -269,7 +270,7 @@ def test_version_that_was_superseded_meanwhile_is_left_out(url, publisher):
     old = publisher.write(1)
     publisher.write(2)
     with pytest.raises(SupersededError):
-        bucket.put(old)
+        put(bucket, old)
     assert not stored_versions(place_at(url))
 
 
@@ -288,7 +289,7 @@ def test_version_whose_memory_is_used_again_while_it_is_put_arrives_as_it_was(ur
         return real(place, key, *args, **options)
 
     monkeypatch.setattr(obstore, "put", slow)
-    bucket.put(manifest)
+    put(bucket, manifest)
     place = place_at(url)
     assert bytes(obstore.get(place, "0:2/slot-1").bytes()) == data != publisher.data(manifest)
     assert bytes(obstore.get(place, "0:2/delta-1").bytes()) == delta
@@ -329,7 +330,7 @@ KILLED = """
 def test_upload_killed_at_any_object_shows_nothing_and_the_next_one_sweeps_it(url, tmp_path, where):
     publisher = Publisher(tmp_path / "snap", num_values=5 * 2**20 - 4, full_every=4)
     bucket = make_bucket(url, publisher, keep=1)
-    bucket.put(publisher.write(1))
+    put(bucket, publisher.write(1))
     manifest = publisher.write(2)  # four parts, of the smallest size that S3 takes
     assert manifest.shards[0].file.name == "slot-1" and manifest.shards[0].delta is not None
     root = Path(__file__).parents[3]
@@ -339,7 +340,7 @@ def test_upload_killed_at_any_object_shows_nothing_and_the_next_one_sweeps_it(ur
     assert whole(url) == [at(1)]
     assert newest(place_at(url)) == read_bucket_manifest(place_at(url), at(1))
     again = make_bucket(url, publisher, keep=1)  # a learner that starts again
-    again.put(publisher.write(3))
+    put(again, publisher.write(3))
     assert set(stored_versions(place_at(url))) == {at(3)}
     if url.startswith("file"):  # not even a part of a file, which a listing would leave out
         files = [p for p in Path(url.removeprefix("file://")).rglob("*") if p.is_file()]
@@ -375,7 +376,7 @@ def test_manifest_of_a_bucket_that_is_too_large_is_not_even_read(tmp_path, monke
 def test_damaged_manifest_in_the_bucket_does_not_stop_a_publish(url, publisher):
     obstore.put(place_at(url), "0:0/manifest", b"rubbish")
     bucket = make_bucket(url, publisher, keep=1)
-    bucket.put(publisher.write(1))
+    put(bucket, publisher.write(1))
     assert newest(place_at(url)) is not None
 
 
@@ -387,7 +388,7 @@ def test_reader_fetches_the_first_version_by_ranges_and_the_next_one_by_its_delt
     fetched = []
     for step in range(2):
         manifest = publisher.write(step)
-        announcement = sign(Announcement(manifest=manifest, sources=bucket.put(manifest)), TOKEN)
+        announcement = sign(Announcement(manifest=manifest, sources=put(bucket, manifest)), TOKEN)
         into, base = copies[step], copies[1 - step]
         fetched.append(fetcher.fetch(announcement, into, stop=stop, base=base).num_bytes)
         assert into.read_bytes()[: manifest.shards[0].file.num_bytes] == publisher.data(manifest)
@@ -400,7 +401,7 @@ def test_version_deleted_while_a_reader_reads_it_is_superseded_and_the_next_one_
     publisher = Publisher(tmp_path / "snap")
     bucket = make_bucket(url, publisher, keep=1)
     old = publisher.write(1)
-    sources = bucket.put(old)
+    sources = put(bucket, old)
     patience = RetryPolicy(num_ranges=1, range_bytes=4096, first_backoff_s=0)
     fetcher = SnapshotFetcher(run=RUN, tokenizer_hash="t", token=TOKEN, patience=patience)
     real, asked, newer = obstore.get_async, [], []
@@ -409,7 +410,7 @@ def test_version_deleted_while_a_reader_reads_it_is_superseded_and_the_next_one_
         asked.append(key)
         if len(asked) == 5:  # the reader has four chunks
             newer.append(publisher.write(2))
-            newer.append(bucket.put(newer[0]))
+            newer.append(put(bucket, newer[0]))
         return await real(place, key, **options)
 
     monkeypatch.setattr(obstore, "get_async", deleting)

@@ -13,6 +13,7 @@ from bridge.snapshots.snapshot_format import MAX_CHUNKS, SnapshotError, chunk_by
 from bridge.snapshots.snapshot_writer import SnapshotWriter
 from bridge.snapshots.verified_copy import copy_chunks, map_tensors
 from bridge.weight_types import FileEntry
+from tests.bridge.snapshots.whole import write_whole
 from tests.bridge.snapshots.written import fetch, flat, has_chunk
 
 MIB = 2**20
@@ -76,7 +77,7 @@ def test_corrupt_chunk_of_many_is_named_by_its_number(tmp_path: Path):
     keys: dict[str, Any] = {"run": "r", "tokenizer_hash": "t"}
     with_small_chunks = SnapshotWriter(tmp_path / "weights", **keys, chunk_bytes=64)
     values = np.arange(1000, dtype=np.float32)
-    manifest = with_small_chunks.write(Version(incarnation=0, step=1), {"w": values}, dtype="float32")
+    manifest = write_whole(with_small_chunks, Version(incarnation=0, step=1), {"w": values}, dtype="float32")
     assert manifest.shards[0].file == entry_of(values.tobytes(), 64)
     fetch(tmp_path / "weights", manifest, tmp_path / "local", **keys)
     np.testing.assert_array_equal(map_tensors(tmp_path / "local", manifest)["w"], values)

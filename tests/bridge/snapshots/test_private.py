@@ -15,6 +15,7 @@ from bridge.snapshots.remote.shared_download import SharedDownload
 from bridge.snapshots.snapshot_format import MANIFEST, HostFiles, SnapshotError, latest
 from bridge.snapshots.snapshot_writer import SnapshotWriter
 from bridge.snapshots.verified_copy import VerifiedCopy
+from tests.bridge.snapshots.whole import write_whole
 from tests.bridge.snapshots.written import KEYS, at, publish
 
 NOBODY = 65534
@@ -191,7 +192,7 @@ def test_open_own_reads_what_this_user_wrote_and_says_what_is_missing(tmp_path):
 
 def test_version_written_and_mirrored_by_one_user_is_what_was_written(tmp_path):
     writer = SnapshotWriter(tmp_path / "run", **KEYS)
-    manifest = writer.write(at(1), {"w": np.full(1000, 42.0, np.float32)}, dtype="float32")
+    manifest = write_whole(writer, at(1), {"w": np.full(1000, 42.0, np.float32)}, dtype="float32")
     with contextlib.closing(VerifiedCopy(tmp_path / "run", tmp_path / "deep" / "er" / "local", **KEYS)) as mirror:
         mirror.fetch(manifest)
     assert (tmp_path / "deep" / "er" / "local").stat().st_size >= manifest.num_bytes

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.snapshots.shard_map import DTYPES, ShardMap, check_tiling, full_blocks, lay_out, zero_gaps
+from bridge.snapshots.shard_map import DTYPES, ShardMap, check_tiling, lay_out, zero_gaps
 from bridge.weight_types import Block, TensorEntry
+from tests.bridge.snapshots.whole import full_blocks
 
 SHAPES = [(), (1,), (7,), (3, 5), (32, 16), (2, 3, 4), (40, 2)]
 

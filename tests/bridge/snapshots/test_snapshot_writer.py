@@ -19,6 +19,7 @@ from bridge.snapshots.snapshot_writer import SnapshotWriter
 from bridge.snapshots.verified_copy import VerifiedCopy, is_verified, map_tensors
 from bridge.weight_types import DeltaEntry, WeightManifest
 from tests.bridge.factories import with_file, with_piece
+from tests.bridge.snapshots.whole import WholeDraft, write_whole
 from tests.bridge.snapshots.written import BFLOAT16, KEYS, assert_holds, at, fetch, publish, slot_path, weights
 
 
@@ -39,12 +40,12 @@ def test_latest_of_a_missing_folder_is_none(folder):
 
 def test_bfloat16_written_in_place_and_mapped_without_a_copy(writer, folder, local):
     values = np.array([[1.0, -2.5, 3.140625], [1e30, 0.0, -0.0]], np.float32)
-    with writer.begin(at(0), [("odd", "float16", (3,)), ("w", "bfloat16", (2, 3))]) as draft:
+    with WholeDraft(writer, at(0), [("odd", "float16", (3,)), ("w", "bfloat16", (2, 3))]) as draft:
         draft.buffer("odd")[:] = 1
         buffer = draft.buffer("w")
         assert (buffer.dtype, buffer.shape) == (BFLOAT16, (2, 3))
         np.copyto(buffer, values, casting="unsafe")
-        manifest = draft.commit()
+        manifest = draft.announce()
     fetch(folder, manifest, local, **KEYS)
     tensors = map_tensors(local, manifest)
     np.testing.assert_array_equal(tensors["w"], values.astype(BFLOAT16))
@@ -65,16 +66,16 @@ def test_manifest_offsets_are_aligned_and_hash_covers_the_whole_file(writer, fol
 
 
 def test_equal_weights_hash_equal_whatever_the_slot_held_before(writer):
-    first = writer.write(at(1), {"a": np.ones(3, np.float32)}, dtype="float32")
+    first = write_whole(writer, at(1), {"a": np.ones(3, np.float32)}, dtype="float32")
     for step in (2, 3):  # another layout, so that the gaps lie over old data
-        writer.write(at(step), {"x": np.full(999, step, np.float32)}, dtype="float32")
-    with writer.begin(at(4), [("a", "float32", (3,)), ("b", "float32", (1,))]) as draft:
+        write_whole(writer, at(step), {"x": np.full(999, step, np.float32)}, dtype="float32")
+    with WholeDraft(writer, at(4), [("a", "float32", (3,)), ("b", "float32", (1,))]) as draft:
         draft.buffer("a")[:], draft.buffer("b")[:] = 1, 2
-        gapped = draft.commit()
+        gapped = draft.announce()
     data = np.zeros(68, np.uint8)
     data[:12], data[64:] = np.ones(3, np.float32).view(np.uint8), np.full(1, 2, np.float32).view(np.uint8)
     assert gapped.shards[0].file.chunk_hashes == blake3.blake3(data.data).digest()
-    again = writer.write(at(5), {"a": np.ones(3, np.float32)}, dtype="float32")
+    again = write_whole(writer, at(5), {"a": np.ones(3, np.float32)}, dtype="float32")
     assert again.shards[0].file.blake3 == first.shards[0].file.blake3
 
 
@@ -108,10 +109,10 @@ def test_pages_are_warm_from_the_first_version_on(shared_memory_folder):
     with contextlib.closing(VerifiedCopy(folder, local, **KEYS)) as mirror:
         writer = SnapshotWriter(folder, **KEYS)
         for step in range(4):
-            draft = writer.begin(at(step), [("w", "float32", shape)])
+            draft = WholeDraft(writer, at(step), [("w", "float32", shape)])
             before = num_page_faults()
             np.copyto(draft.buffer("w"), source)
-            manifest = draft.commit()
+            manifest = draft.announce()
             assert num_page_faults() - before < num_pages / 10, f"written cold at step {step}"
             before = num_page_faults()
             mirror.fetch(manifest)
@@ -120,25 +121,25 @@ def test_pages_are_warm_from_the_first_version_on(shared_memory_folder):
 
 
 def test_both_slots_are_allocated_before_the_first_version_is_written(writer, folder):
-    writer.begin(at(0), [("w", "float32", (2**20,))])
+    WholeDraft(writer, at(0), [("w", "float32", (2**20,))])
     for slot in HostFiles().slots[:2]:
         assert (folder / slot).stat().st_blocks * 512 >= 2**22
 
 
 def test_grown_model_gets_larger_slots_while_the_announced_version_stays(writer, folder, local):
     small = publish(writer, 1)
-    with writer.begin(at(2), [("layer.0", "float32", (5000,))]) as draft:
+    with WholeDraft(writer, at(2), [("layer.0", "float32", (5000,))]) as draft:
         draft.buffer("layer.0")[:] = 2
         fetch(folder, small, local, **KEYS)
         assert_holds(local, small, weights(1))
-        large = draft.commit()
+        large = draft.announce()
     fetch(folder, large, local, **KEYS)
     np.testing.assert_array_equal(map_tensors(local, large)["layer.0"], np.full(5000, 2, np.float32))
 
 
-def test_draft_left_without_commit_changes_nothing(writer, folder, local):
+def test_draft_that_is_not_sealed_changes_nothing(writer, folder, local):
     announced = publish(writer, 1)
-    with pytest.raises(RuntimeError, match="stop"), writer.begin(at(2), [("w", "float32", (100,))]) as draft:
+    with pytest.raises(RuntimeError, match="stop"), WholeDraft(writer, at(2), [("w", "float32", (100,))]) as draft:
         draft.buffer("w")[:] = 9
         raise RuntimeError("stop")
     assert latest(folder) == announced
@@ -149,47 +150,45 @@ def test_draft_left_without_commit_changes_nothing(writer, folder, local):
     publish(writer, 2)
 
 
-def test_commit_refuses_tensors_never_written(writer, folder):
-    draft = writer.begin(at(1), [("a", "float32", (2,)), ("b", "float32", (2,))])
+def test_blocks_never_written_cannot_be_sealed(writer, folder):
+    draft = WholeDraft(writer, at(1), [("a", "float32", (2,)), ("b", "float32", (2,))])
     draft.buffer("a")[:] = 1
-    with pytest.raises(ValueError, match="not written, first b"):
-        draft.commit()
+    with pytest.raises(ValueError, match="1 blocks not written, the first of tensor b"):
+        draft.announce()
     assert latest(folder) is None
-    with pytest.raises(KeyError):
-        draft.buffer("c")
     draft.buffer("b")[:] = 1
-    draft.commit()
+    draft.announce()
 
 
-def test_committed_buffers_cannot_be_written_any_more(writer):
-    draft = writer.begin(at(1), [("a", "float32", (2,))])
-    buffer = draft.buffer("a")
-    buffer[:] = 1
-    draft.commit()
+def test_sealed_memory_cannot_be_written_any_more(writer):
+    draft = WholeDraft(writer, at(1), [("a", "float32", (2,))])
+    block = draft.draft.block(0)
+    block[:] = 1
+    draft.announce()
     with pytest.raises(ValueError, match="read-only"):
-        buffer[0] = 2
-    with pytest.raises(ValueError, match="committed"):
-        draft.commit()
+        block[0] = 2
+    with pytest.raises(ValueError, match="sealed"):
+        draft.announce()
 
 
 def test_begin_refuses_versions_that_do_not_advance_and_bad_tables(writer):
-    writer.write(at(5, incarnation=1), weights(5), dtype="float32")
+    write_whole(writer, at(5, incarnation=1), weights(5), dtype="float32")
     for version in (at(5, incarnation=1), at(4, incarnation=1), at(9, incarnation=0)):
         with pytest.raises(ValueError, match="not newer"):
-            writer.begin(version, [("a", "float32", (1,))])
+            WholeDraft(writer, version, [("a", "float32", (1,))])
     next_version = at(6, incarnation=1)
     for entries in ([("a", "int8", (1,))], [("a", "float32", (1,)), ("a", "float32", (1,))], []):
         with pytest.raises(ValueError):
-            writer.begin(next_version, entries)
-    writer.begin(next_version, [("a", "float32", (1,))])
-    with pytest.raises(ValueError, match="neither committed nor aborted"):
-        writer.begin(next_version, [("a", "float32", (1,))])
+            WholeDraft(writer, next_version, entries)
+    WholeDraft(writer, next_version, [("a", "float32", (1,))])
+    with pytest.raises(ValueError, match="neither sealed nor aborted"):
+        WholeDraft(writer, next_version, [("a", "float32", (1,))])
 
 
 def test_begin_without_room_says_how_much_is_needed(writer, folder, local):
     announced = publish(writer, 1)
     with pytest.raises(SnapshotError, match=r"needs \d{19,} bytes more .* \d+ are available"):
-        writer.begin(at(2), [("a", "float32", (2**60,))])
+        WholeDraft(writer, at(2), [("a", "float32", (2**60,))])
     fetch(folder, announced, local, **KEYS)
     publish(writer, 2)
 
@@ -199,7 +198,7 @@ def test_room_is_checked_before_any_of_it_is_taken(writer, folder, monkeypatch):
     nearly_full = types.SimpleNamespace(f_bavail=1, f_frsize=real.f_frsize)
     monkeypatch.setattr(os, "statvfs", lambda _: nearly_full)
     with pytest.raises(SnapshotError, match=f"needs {2 * 2**20} bytes more .* {real.f_frsize} are available"):
-        writer.begin(at(1), [("a", "float32", (2**18,))])
+        WholeDraft(writer, at(1), [("a", "float32", (2**18,))])
     assert [(folder / s).stat().st_blocks for s in HostFiles().slots[:2]] == [0, 0]
 
 
@@ -281,7 +280,7 @@ def test_superseded_version_says_so(writer, folder, local):
     new = publish(writer, 2)
     with pytest.raises(SupersededError, match="announced is 0:2"):
         fetch(folder, old, local, **KEYS)
-    with writer.begin(at(3), [("w", "float32", (9,))]):  # the old slot is being overwritten
+    with WholeDraft(writer, at(3), [("w", "float32", (9,))]):  # the old slot is being overwritten
         with pytest.raises(SupersededError):
             fetch(folder, old, local, **KEYS)
         fetch(folder, new, local, **KEYS)

@@ -9,6 +9,7 @@ from bridge.rollout_types import Version
 from bridge.snapshots.delta import apply_chunk, compressed_range
 from bridge.snapshots.snapshot_format import check_signature, latest
 from bridge.snapshots.snapshot_writer import SnapshotWriter
+from tests.bridge.snapshots.whole import WholeDraft, write_whole
 
 TOKEN = Token("t" * 40)
 
@@ -48,7 +49,7 @@ def test_each_version_between_full_ones_has_a_delta_that_leads_to_it(tmp_path):
     with_base = None
     writer = make_writer(folder, full_every=3)
     for step in range(1, 8):
-        manifest = writer.write(at(step), weights(step), dtype="bfloat16")
+        manifest = write_whole(writer, at(step), weights(step), dtype="bfloat16")
         data = bytes_of(folder, manifest)
         got.append(manifest.shards[0].delta is not None)
         if manifest.shards[0].delta is not None:
@@ -63,25 +64,25 @@ def test_each_version_between_full_ones_has_a_delta_that_leads_to_it(tmp_path):
 def test_writer_that_is_told_nothing_makes_no_deltas(tmp_path):
     writer = make_writer(tmp_path / "snap")
     for step in (1, 2, 3):
-        assert writer.write(at(step), weights(step), dtype="bfloat16").shards[0].delta is None
+        assert write_whole(writer, at(step), weights(step), dtype="bfloat16").shards[0].delta is None
 
 
 def test_first_version_of_a_writer_that_took_over_is_full(tmp_path):
     first = make_writer(tmp_path / "snap", full_every=10)
-    first.write(at(1), weights(1), dtype="bfloat16")
+    write_whole(first, at(1), weights(1), dtype="bfloat16")
     first.close()
     second = make_writer(tmp_path / "snap", full_every=10)
-    assert second.write(at(1, incarnation=1), weights(2), dtype="bfloat16").shards[0].delta is None
-    assert second.write(at(2, incarnation=1), weights(3), dtype="bfloat16").shards[0].delta is not None
+    assert write_whole(second, at(1, incarnation=1), weights(2), dtype="bfloat16").shards[0].delta is None
+    assert write_whole(second, at(2, incarnation=1), weights(3), dtype="bfloat16").shards[0].delta is not None
 
 
 def test_delta_after_an_aborted_draft_leads_from_the_announced_version(tmp_path):
     folder = tmp_path / "snap"
     writer = make_writer(folder, full_every=10)
-    base = bytes_of(folder, writer.write(at(1), weights(1), dtype="bfloat16"))
-    with writer.begin(at(2), [("a", "bfloat16", (30_000,)), ("b", "bfloat16", (5,))]) as draft:
+    base = bytes_of(folder, write_whole(writer, at(1), weights(1), dtype="bfloat16"))
+    with WholeDraft(writer, at(2), [("a", "bfloat16", (30_000,)), ("b", "bfloat16", (5,))]) as draft:
         draft.buffer("a")[:] = np.float32(3.0).astype(ml_dtypes.bfloat16)
-    manifest = writer.write(at(3), weights(3), dtype="bfloat16")
+    manifest = write_whole(writer, at(3), weights(3), dtype="bfloat16")
     assert manifest.shards[0].delta is not None and manifest.shards[0].delta.base_version == at(1)
     np.testing.assert_array_equal(rebuilt(folder, manifest, base), bytes_of(folder, manifest))
 
@@ -90,9 +91,9 @@ def test_model_of_another_shape_has_no_delta_and_the_old_file_is_gone(tmp_path):
     folder = tmp_path / "snap"
     writer = make_writer(folder, full_every=10)
     for step in (1, 2, 3):
-        writer.write(at(step), weights(step), dtype="bfloat16")
+        write_whole(writer, at(step), weights(step), dtype="bfloat16")
     assert sorted(p.name for p in folder.glob("delta-*")) == ["delta-0", "delta-1"]
-    assert writer.write(at(4), weights(4, size=20_000), dtype="bfloat16").shards[0].delta is None
+    assert write_whole(writer, at(4), weights(4, size=20_000), dtype="bfloat16").shards[0].delta is None
     assert sorted(p.name for p in folder.glob("delta-*")) == ["delta-0"]
     writer.remove()
     assert not folder.exists()
@@ -100,15 +101,15 @@ def test_model_of_another_shape_has_no_delta_and_the_old_file_is_gone(tmp_path):
 
 def test_signature_covers_the_delta(tmp_path):
     writer = make_writer(tmp_path / "snap", full_every=10, token=TOKEN)
-    writer.write(at(1), weights(1), dtype="bfloat16")
-    manifest = writer.write(at(2), weights(2), dtype="bfloat16")
+    write_whole(writer, at(1), weights(1), dtype="bfloat16")
+    manifest = write_whole(writer, at(2), weights(2), dtype="bfloat16")
     assert manifest.shards[0].delta is not None
     check_signature(manifest, TOKEN)
 
 
 def test_no_room_for_a_delta_announces_the_version_without_one(tmp_path, monkeypatch):
     writer = make_writer(tmp_path / "snap", full_every=10)
-    writer.write(at(1), weights(1), dtype="bfloat16")
+    write_whole(writer, at(1), weights(1), dtype="bfloat16")
     from bridge import files
     from bridge.snapshots import snapshot_writer as module
 
@@ -120,17 +121,17 @@ def test_no_room_for_a_delta_announces_the_version_without_one(tmp_path, monkeyp
         real(path, data, **options)
 
     monkeypatch.setattr(module, "replace_file", full_for_deltas)
-    manifest = writer.write(at(2), weights(2), dtype="bfloat16")
+    manifest = write_whole(writer, at(2), weights(2), dtype="bfloat16")
     assert manifest.shards[0].delta is None and latest(tmp_path / "snap") == manifest
     monkeypatch.undo()
-    assert writer.write(at(3), weights(3), dtype="bfloat16").shards[0].delta is not None
+    assert write_whole(writer, at(3), weights(3), dtype="bfloat16").shards[0].delta is not None
 
 
 @pytest.mark.parametrize("full_every", [2, 5])
 def test_equal_weights_have_an_empty_delta(tmp_path, full_every):
     folder = tmp_path / "snap"
     writer = make_writer(folder, full_every=full_every)
-    writer.write(at(1), weights(1), dtype="bfloat16")
-    manifest = writer.write(at(2), weights(1), dtype="bfloat16")
+    write_whole(writer, at(1), weights(1), dtype="bfloat16")
+    manifest = write_whole(writer, at(2), weights(1), dtype="bfloat16")
     assert manifest.shards[0].delta is not None and manifest.shards[0].delta.num_bytes == 0
     assert (folder / manifest.shards[0].delta.name).read_bytes() == b""

@@ -9,11 +9,12 @@ import ml_dtypes
 import numpy as np
 
 from bridge.rollout_types import Version
-from bridge.snapshots.shard_map import ShardMap, full_blocks
+from bridge.snapshots.shard_map import ShardMap
 from bridge.snapshots.snapshot_format import is_chunk
 from bridge.snapshots.snapshot_writer import SnapshotWriter
 from bridge.snapshots.verified_copy import VerifiedCopy, map_tensors
 from bridge.weight_types import FileEntry, TensorEntry, WeightManifest
+from tests.bridge.snapshots.whole import full_blocks, write_whole
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 KEYS: dict[str, Any] = {"run": "r", "tokenizer_hash": "t"}
@@ -32,7 +33,7 @@ def weights(step: int, num_values: int = 100) -> dict[str, np.ndarray]:
 
 
 def publish(writer: SnapshotWriter, step: int, **sizes) -> WeightManifest:
-    return writer.write(at(step), weights(step, **sizes), dtype="float32")
+    return write_whole(writer, at(step), weights(step, **sizes), dtype="float32")
 
 
 def assert_holds(path: Path, manifest: WeightManifest, want: dict[str, np.ndarray]) -> None:

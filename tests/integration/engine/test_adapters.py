@@ -20,6 +20,7 @@ from learner.parity import max_abs_dlogprob
 from learner.publish.publisher import Publisher
 from learner.update.train_step import build_train_step
 from tests.actor.fakes import until
+from tests.bridge.snapshots.whole import write_whole
 from tests.integration.engine.test_parity import sample_group
 from tests.integration.support import models
 from tests.integration.support.engines import LORA, Bench, EngineKind, for_engines
@@ -121,7 +122,7 @@ def test_an_aborted_request_is_not_moved_and_a_refused_version_leaves_the_old_on
         wrong = dict(models.random_adapters(bench.model.tensors, seed=3))
         wrong[min(wrong)] = wrong[min(wrong)][:1]
         newer = bench.next_version()
-        bench.writer.write(newer, wrong, dtype="float32")
+        write_whole(bench.writer, newer, wrong, dtype="float32")
         bench.weights[newer] = models.read_weights(bench.folder)
         manifest = await bench.client.prefetch()
         assert manifest is None or not await bench.client.swap(manifest)

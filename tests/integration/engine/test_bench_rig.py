@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from configs.sections import AdmissionConfig, PackingConfig, PublishConfig, RoundsConfig
+from tests.bench.planner.measure import measure_profile
 from tests.bench.rig.lengths import Lengths
-from tests.bench.rig.measure import measure_profile
 from tests.bench.rig.rig import Rig
 from tests.bench.rig.session import Session
 from tests.bench.rig.setting import make_config, tiny_model

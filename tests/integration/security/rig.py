@@ -24,6 +24,7 @@ from bridge.snapshots.snapshot_writer import SnapshotWriter
 from bridge.snapshots.verified_copy import map_tensors
 from bridge.weight_types import Announcement, WeightManifest
 from launch.services.snapshot_server import ServerProcess
+from tests.bridge.snapshots.whole import write_whole
 
 RUN, TOKENIZER = "run-1", "tokenizer-1"
 SECRET, OTHER_SECRET = "0123456789abcdef" * 4, "fedcba9876543210" * 4
@@ -127,7 +128,7 @@ def serving(folder: pathlib.Path, *, tls: tuple[Tls, Tls] | None = None) -> Gene
     tls = tls or certificate(folder / "tls")
     writer = SnapshotWriter(folder / "snapshots", run=RUN, tokenizer_hash=TOKENIZER, token=TOKEN)
     with contextlib.closing(writer):
-        manifest = writer.write(at(3), {"w": weights(3)}, dtype="float32")
+        manifest = write_whole(writer, at(3), {"w": weights(3)}, dtype="float32")
         with environment(SECRET, tls[0]):
             server = ServerProcess(
                 folder / "snapshots", listen="127.0.0.1:0", scheme="https", reader_grace_s=5.0, log=folder / "log"

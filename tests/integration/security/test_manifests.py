@@ -16,11 +16,11 @@ import pytest
 from actor.weights.source import RemoteSource
 from bridge.credentials import Token
 from bridge.snapshots.remote.shared_download import SharedDownload
-from bridge.snapshots.shard_map import full_blocks
 from bridge.snapshots.snapshot_format import HostFiles, SnapshotError, sign
 from bridge.snapshots.verified_copy import map_tensors
 from bridge.weight_types import Announcement, WeightManifest
 from tests.bridge.factories import with_file, with_piece
+from tests.bridge.snapshots.whole import full_blocks, write_whole
 from tests.integration.security.rig import (
     NUM_VALUES,
     OTHER_TOKEN,
@@ -155,7 +155,7 @@ def test_old_manifest_replayed_refused(tmp_path):
     with serving(tmp_path / "served") as place, following(place, tmp_path, place.announcement()) as (source, store):
         old = store.announcement
         asyncio.run(fetch_announced(source))
-        newer = place.announcement(place.writer.write(at(4), {"w": weights(4)}, dtype="float32"))
+        newer = place.announcement(write_whole(place.writer, at(4), {"w": weights(4)}, dtype="float32"))
         store.announcement = newer
         file = asyncio.run(fetch_announced(source))
         store.announcement = old

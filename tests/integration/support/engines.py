@@ -26,6 +26,7 @@ from bridge.weight_types import WeightManifest
 from configs.schema import Config
 from configs.sections import ActorConfig, LoraConfig, ModelConfig, PackingConfig, PublishConfig, SamplingConfig
 from launch.supervision.placement import spread_cores
+from tests.bridge.snapshots.whole import write_whole
 from tests.integration.support import models
 
 T = TypeVar("T")
@@ -124,7 +125,7 @@ class Bench:
             weights = models.merged(base, published, scale=LORA.alpha / LORA.rank)
         else:
             published = weights = change(models.perturbed(base, seed=seed))
-        manifest = self.writer.write(version, published, dtype=self.config.model.served_dtype)
+        manifest = write_whole(self.writer, version, published, dtype=self.config.model.served_dtype)
         self.weights[version] = weights
         return manifest
 

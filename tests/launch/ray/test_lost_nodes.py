@@ -99,7 +99,7 @@ def crew_of(
     )
     for child, places in zip((*made._learners, *made.actors), (first, second, actor), strict=True):
         assert isinstance(child, RemoteProcess)
-        child._location = places
+        child._take, child._resources = places.take, str(places)
     return made
 
 

@@ -16,6 +16,7 @@ from configs.schema import Config
 from configs.sections import PublishConfig, RunConfig, SupervisionConfig
 from launch.services import snapshot_service
 from launch.services.snapshot_service import SnapshotService
+from tests.bridge.snapshots.whole import write_whole
 from tests.integration.support.processes import wait_until
 
 pytestmark = pytest.mark.integration
@@ -30,7 +31,9 @@ def run(tmp_path):
     )
     folder = set_up_run(config)
     writer = SnapshotWriter(snapshot_folder(config), run=run_id(folder), tokenizer_hash="t")
-    manifest = writer.write(Version(incarnation=0, step=0), {"w": np.arange(64, dtype=np.float32)}, dtype="float32")
+    manifest = write_whole(
+        writer, Version(incarnation=0, step=0), {"w": np.arange(64, dtype=np.float32)}, dtype="float32"
+    )
     yield config, folder, manifest
     writer.close()
 

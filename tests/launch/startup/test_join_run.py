@@ -28,6 +28,7 @@ from configs.run_folder import RunFolder, run_id, set_up_run
 from configs.schema import Config
 from configs.sections import PromptsConfig, PublishConfig, RunConfig, StoreConfig
 from launch.startup import join_run
+from tests.bridge.snapshots.whole import write_whole
 
 TOKEN, OTHER = "a" * 40, "b" * 40
 TOKENIZER = json.dumps({"version": "1.0", "model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}}).encode()
@@ -78,7 +79,7 @@ class Place:
             **values,
             token=(key := Token(token) if token else None),
         )
-        manifest = writer.write(Version(incarnation=0, step=0), {"w": np.zeros(4, np.float32)}, dtype="float32")
+        manifest = write_whole(writer, Version(incarnation=0, step=0), {"w": np.zeros(4, np.float32)}, dtype="float32")
         writer.close()
         announcement = Announcement(manifest=manifest, sources=sources)
         self.store.announce(forge(sign(announcement, key) if key else announcement))

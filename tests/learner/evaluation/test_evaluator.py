@@ -67,6 +67,7 @@ class Job:
             accept=lambda group, ticket: True,
             fenced_actors=frozenset,
             on_wait=self.wait,
+            kept=lambda step, name, groups: None,
         )
 
     def wait(self):

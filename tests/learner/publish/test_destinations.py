@@ -14,6 +14,7 @@ from bridge.weight_types import WeightManifest
 from learner.distributed.channel import ProcessLostError
 from learner.publish import destinations
 from learner.publish.destinations import Destination, UploadQueue
+from tests.bridge.snapshots.whole import write_whole
 
 DEADLINE_S = 60.0
 
@@ -49,7 +50,9 @@ def manifests(tmp_path):
     """Three versions' manifests."""
     writer = SnapshotWriter(tmp_path / "weights", run="r", tokenizer_hash="t")
     versions = [Version(incarnation=0, step=step) for step in range(3)]
-    made: list[WeightManifest] = [writer.write(v, {"w": np.zeros(4, np.float32)}, dtype="float32") for v in versions]
+    made: list[WeightManifest] = [
+        write_whole(writer, v, {"w": np.zeros(4, np.float32)}, dtype="float32") for v in versions
+    ]
     yield made
     writer.remove()
 

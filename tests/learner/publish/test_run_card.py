@@ -12,6 +12,7 @@ from bridge.snapshots.snapshot_writer import SnapshotWriter
 from bridge.weight_types import RunCard
 from learner.model.decoder import init_params
 from learner.publish.run_card import make_run_card
+from tests.bridge.snapshots.whole import write_whole
 from tests.learner.streams import MODEL
 from tests.param_tensors import iter_tensors
 
@@ -46,7 +47,7 @@ def test_cards_tensors_are_those_of_a_snapshot(tmp_path):
     params = init_params(MODEL, jax.random.key(0))
     tensors = {name: np.asarray(t) for name, t in iter_tensors(MODEL.param_names, flatten(params))}
     writer = SnapshotWriter(tmp_path / "snapshots", run="abc123", tokenizer_hash="t")
-    manifest = writer.write(Version(incarnation=0, step=0), tensors, dtype="float32")
+    manifest = write_whole(writer, Version(incarnation=0, step=0), tensors, dtype="float32")
     writer.remove()
     assert card.tensors == manifest.tensors
 

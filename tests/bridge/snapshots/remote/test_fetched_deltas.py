@@ -21,6 +21,7 @@ from bridge.snapshots.snapshot_writer import SnapshotWriter
 from bridge.snapshots.verified_copy import is_verified, map_tensors
 from bridge.weight_types import Announcement
 from tests.bridge.factories import with_piece
+from tests.bridge.snapshots.whole import put, write_whole
 
 RUN = "run-1"
 PATIENCE = RetryPolicy(first_backoff_s=0.0, last_backoff_s=0.0, give_up_s=0.0)
@@ -52,8 +53,8 @@ class Learner:
         self.bucket = SnapshotBucket(self.root.as_uri(), self.folder, run=RUN, keep=2)
 
     def publish(self, step, **sizes):
-        manifest = self.writer.write(at(step), weights(step, **sizes), dtype="bfloat16")
-        return sign(Announcement(manifest=manifest, sources=self.bucket.put(manifest)), TOKEN)
+        manifest = write_whole(self.writer, at(step), weights(step, **sizes), dtype="bfloat16")
+        return sign(Announcement(manifest=manifest, sources=put(self.bucket, manifest)), TOKEN)
 
     def file(self, step, name):
         return self.root / "v1" / RUN / f"0:{step}" / name
@@ -246,7 +247,7 @@ def test_delta_comes_from_the_server_as_from_a_bucket(learner, fetcher, tmp_path
         base = url_of(listener, "http")
         a, b = tmp_path / "copy-0", tmp_path / "copy-1"
         for step, into, before in ((1, a, b), (2, b, a), (3, a, b)):
-            manifest = learner.writer.write(at(step), weights(step), dtype="bfloat16")
+            manifest = write_whole(learner.writer, at(step), weights(step), dtype="bfloat16")
             source = version_url(base, RUN, manifest.version)
             announcement = sign(Announcement(manifest=manifest, sources=(source,)), TOKEN)
             tally = fetch(fetcher, announcement, into, base=before)

@@ -40,6 +40,7 @@ from tests.bridge.snapshots.served import (
     serving,
     values,
 )
+from tests.bridge.snapshots.whole import write_whole
 
 TABLE = {"w": ("float32", (NUM_VALUES,))}
 QUICK = RetryPolicy(num_ranges=2, silence_s=2.0, give_up_s=0.5, first_backoff_s=0.01, last_backoff_s=0.02)
@@ -206,7 +207,7 @@ def test_chunks_that_the_version_before_has_too_are_not_fetched_again(writer, fo
     first = publish(writer, 1)
     changed = values(1)
     changed[5 * CHUNK_BYTES // 4] += 1
-    second = writer.write(at(2), {"w": changed}, dtype="float32")
+    second = write_whole(writer, at(2), {"w": changed}, dtype="float32")
     one, two = ScriptedServer(values(1).tobytes()), ScriptedServer(changed.tobytes())
     fetch(announced(first, one.url), local)
     fetch(announced(second, two.url), local)
@@ -218,7 +219,7 @@ def test_chunks_that_the_version_before_has_too_are_not_fetched_again(writer, fo
 
 def test_kept_chunk_whose_bytes_changed_at_rest_is_fetched_again(writer, local):
     first = publish(writer, 1)
-    second = writer.write(at(2), {"w": values(1)}, dtype="float32")
+    second = write_whole(writer, at(2), {"w": values(1)}, dtype="float32")
     server = ScriptedServer(values(1).tobytes())
     fetch(announced(first, server.url), local)
     with open(local, "r+b") as f:

@@ -23,6 +23,7 @@ from tests.bridge.snapshots.served import (
     serving,
     values,
 )
+from tests.bridge.snapshots.whole import write_whole
 from tests.integration.support.processes import wait_until
 
 
@@ -133,7 +134,7 @@ def test_reader_that_stops_reading_is_cut_off_and_the_writer_goes_on(tmp_path, s
     """Its transfer is larger than all that the kernel buffers."""
     folder = tmp_path / "w"
     writer = open_writer(folder, lock_timeout_s=20.0)
-    manifest = writer.write(at(2), {"w": np.zeros(16 * 2**20, np.float32)}, dtype="float32")
+    manifest = write_whole(writer, at(2), {"w": np.zeros(16 * 2**20, np.float32)}, dtype="float32")
     with serving(folder, tls=scheme[0], reader_grace_s=0.3) as running:
         host, port = running.url.split("//")[1].split(":")
         stuck = socket.create_connection((host, int(port)))
@@ -157,7 +158,7 @@ def test_many_readers_that_stand_still_hold_up_nobody_else(tmp_path):
     folder, many = tmp_path / "w", 2 * (os.cpu_count() or 1) + 4
     writer = open_writer(folder)
     data = np.random.default_rng(0).standard_normal(4 * 2**20).astype(np.float32)
-    manifest = writer.write(at(1), {"w": data}, dtype="float32")
+    manifest = write_whole(writer, at(1), {"w": data}, dtype="float32")
     with serving(folder) as running, contextlib.ExitStack() as stuck:
         host, port = running.url.split("//")[1].split(":")
         for _ in range(many):
@@ -173,7 +174,7 @@ def test_many_readers_that_stand_still_hold_up_nobody_else(tmp_path):
 def test_reader_that_stops_reading_is_cut_off_also_when_nothing_newer_comes(tmp_path):
     folder = tmp_path / "w"
     writer = open_writer(folder)
-    manifest = writer.write(at(1), {"w": np.zeros(16 * 2**20, np.float32)}, dtype="float32")
+    manifest = write_whole(writer, at(1), {"w": np.zeros(16 * 2**20, np.float32)}, dtype="float32")
     with serving(folder, stall_s=0.3) as running:
         host, port = running.url.split("//")[1].split(":")
         with socket.create_connection((host, int(port))) as stuck:
@@ -188,7 +189,7 @@ def test_slow_reader_gets_its_version_whole_and_the_writer_waits_for_it(tmp_path
     folder = tmp_path / "w"
     writer = open_writer(folder)
     large = np.random.default_rng(0).standard_normal(2 * 2**20).astype(np.float32)
-    manifest = writer.write(at(1), {"w": large}, dtype="float32")
+    manifest = write_whole(writer, at(1), {"w": large}, dtype="float32")
     with serving(folder) as running:
         host, port = running.url.split("//")[1].split(":")
         with socket.create_connection((host, int(port))) as slow:

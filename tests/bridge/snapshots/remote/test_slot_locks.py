@@ -6,6 +6,7 @@ import pytest
 from bridge.snapshots.remote.slot_locks import GoneError, NoSuchFileError, SlotLocks
 from bridge.snapshots.snapshot_format import SnapshotBusyError, SnapshotError
 from tests.bridge.snapshots.served import RUN, Clock, at, open_writer, publish, values
+from tests.bridge.snapshots.whole import WholeDraft
 
 
 @pytest.fixture
@@ -107,7 +108,7 @@ def test_slot_that_a_writer_already_overwrites_is_gone(slots, writer):
     old = publish(writer, 1)
     publish(writer, 2)
     slots._latest = lambda: old
-    with writer.begin(at(3), [("w", "float32", (9,))]), pytest.raises(GoneError):
+    with WholeDraft(writer, at(3), [("w", "float32", (9,))]), pytest.raises(GoneError):
         read(slots, 1)
 
 

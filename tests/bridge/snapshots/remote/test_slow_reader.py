@@ -14,6 +14,7 @@ from bridge.snapshots.snapshot_writer import SnapshotWriter
 from bridge.snapshots.verified_copy import map_tensors
 from bridge.weight_types import WeightManifest
 from tests.bridge.snapshots.served import RUN, TOKEN, TOKENIZER, Clock, announced, at, serving
+from tests.bridge.snapshots.whole import write_whole
 from tests.integration.support.processes import wait_until
 
 CHUNK_BYTES, NUM_CHUNKS = 2**20, 40
@@ -53,7 +54,7 @@ def test_reader_slower_than_versions_come_gets_whole_ones_where_one_is_kept(tmp_
         monkeypatch.setattr(slots, "sweep", lambda: (sweep(), seen.append(1)))
 
         def publish(step: int) -> WeightManifest:
-            return writer.write(at(step), {"w": values(step)}, dtype="float32")
+            return write_whole(writer, at(step), {"w": values(step)}, dtype="float32")
 
         def look() -> None:
             before = len(seen)

@@ -4,7 +4,7 @@ from launch.tools.report import timeline_rounds, timeline_spans
 from launch.tools.report.panels import REWARD, SECTIONS, Panel
 from learner.metrics.metric_names import FAMILIES, METRICS
 
-PANELS = [REWARD, *(panel for section in SECTIONS for panel in section.panels)]
+PANELS = [REWARD, *(panel for panels in SECTIONS.values() for panel in panels)]
 
 
 @pytest.mark.parametrize("panel", PANELS, ids=lambda panel: panel.title)
