@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import pathlib
 import queue
 import threading
@@ -30,6 +31,7 @@ from learner.publish.destinations import Destination
 from learner.publish.publisher import Publisher
 from tests.actor.fakes import FakeEngine
 from tests.bridge.snapshots.served import RUN, TOKEN, TOKENIZER, open_writer, serving
+from tests.bridge.snapshots.whole import put
 from tests.integration.support.proxy import Proxy, proxy
 from tests.learner.streams import MODEL, fresh_params
 from tests.param_tensors import iter_tensors
@@ -64,7 +66,7 @@ class Rig:
         self.bucket = SlowBucket((root / "bucket").as_uri(), root / "w", run=RUN, keep=2)
         way = f"http://{self.way.address[0]}:{self.way.address[1]}"
         server = Destination(name="server", put=lambda m: [version_url(way, RUN, m.version)])
-        bucket = Destination(name="bucket", put=self.bucket.put, is_slow=True)
+        bucket = Destination(name="bucket", put=functools.partial(put, self.bucket), is_slow=True)
         self.publisher = parts.enter_context(
             contextlib.closing(
                 Publisher(

@@ -321,7 +321,9 @@ KILLED = """
         return real(place, key, data, **options)
 
     obstore.put = put
-    SnapshotBucket(url, folder, run="run-1", keep=1, part_bytes=5 * 2**20).put(latest(folder))
+    bucket = SnapshotBucket(url, folder, run="run-1", keep=1, part_bytes=5 * 2**20)
+    bucket.put_piece(latest(folder))
+    bucket.put_manifest(latest(folder))
 """
 
 
