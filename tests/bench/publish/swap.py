@@ -30,6 +30,7 @@ from configs.schema import Config
 from configs.sections import ActorConfig, ModelConfig, PackingConfig
 from tests.bench.harness.parts import print_measured
 from tests.bench.publish.timing import cpu_s
+from tests.bridge.snapshots.whole import write_whole
 from tests.integration.support import models
 
 NUM_IDLE, NUM_BUSY = 7, 4
@@ -82,7 +83,7 @@ class Bench:
         name = f"model.layers.{self._step % 30}.mlp.down_proj.weight"
         self._weights = self._weights | {name: -self._weights[name]}
         version = Version(incarnation=0, step=self._step)
-        manifest = await asyncio.to_thread(self._writer.write, version, self._weights, dtype="float32")
+        manifest = await asyncio.to_thread(write_whole, self._writer, version, self._weights, dtype="float32")
         await asyncio.to_thread(self._mirror.fetch, manifest)
         return manifest
 
