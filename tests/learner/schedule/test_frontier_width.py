@@ -167,6 +167,12 @@ def claimable(store):
     return len(claimed)
 
 
+@pytest.fixture(autouse=True)
+def everything_logged(caplog):
+    """Whatever another test set as the level of logs."""
+    caplog.set_level("INFO", logger="absl")
+
+
 def test_first_round_is_unlimited_and_the_next_have_the_width_that_keeps_the_engines_full(store, caplog):
     caplog.set_level(logging.INFO)
     width = FrontierWidth(config_of(), store)
