@@ -236,7 +236,7 @@ def _build(
         incarnation=context.incarnation,
         view=open_board(config, folder, step, context.incarnation),
     )
-    samples = SampleLog(RunFolder(folder).samples, config.samples, tokenizer.decode_all, restored_step=step)
+    samples = SampleLog(RunFolder(folder).samples, config.samples, tokenizer.decode, restored_step=step)
     stream = RolloutStream(
         config,
         store=context.store,

@@ -77,8 +77,8 @@ def turn_end(tokenizer: Tokenizer, *, is_chat: bool) -> str:
         found = text_tokens.answer_end(tokenizer.backend, tokenizer.chat, tokenizer.stop_token_ids)
         if found is None:
             raise ValueError(_no_end(tokenizer))
-        return tokenizer.decode_all([found])
-    return tokenizer.special_tokens.get("eos_token") or tokenizer.decode_all(tokenizer.stop_token_ids[:1])
+        return tokenizer.decode([found])
+    return tokenizer.special_tokens.get("eos_token") or tokenizer.decode(tokenizer.stop_token_ids[:1])
 
 
 _Spans = list[tuple[int, int]]
@@ -96,7 +96,7 @@ def _conversation(raw: RawProblem, tokenizer: Tokenizer, config: PromptsConfig) 
     turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
     tools, arguments = raw.tools, raw.template_arguments
     check_complete(tokenizer.chat, messages[: turns[-1] + 1], tools=tools, arguments={**arguments})
-    ends = [text for i in tokenizer.stop_token_ids if (text := tokenizer.decode_all([i]))]
+    ends = [text for i in tokenizer.stop_token_ids if (text := tokenizer.decode([i]))]
     found: list[tuple[str, _Spans]] = []
     for i in turns:
         before = tokenizer.render_chat(messages[:i], tools=tools, arguments=arguments)

@@ -53,10 +53,6 @@ class Tokenizer:
         return np.asarray(text_tokens.encode(self.backend, text), np.int32)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Returns the text of token ids without special tokens."""
-        return self.backend.decode(list(map(int, tokens)), skip_special_tokens=True)
-
-    def decode_all(self, tokens: Sequence[int]) -> str:
         """Returns the text of token ids with special tokens, as the model reads and writes it."""
         return self.backend.decode(list(map(int, tokens)), skip_special_tokens=False)
 

@@ -11,7 +11,7 @@ CORE, PASSES = "BENCH_HELPER_CORE", "BENCH_HELPER_PASSES_PER_TOKEN"
 if __name__ == "__main__":
     os.sched_setaffinity(0, {int(os.environ[CORE])})  # before jax counts its cores
 
-from launch import cli, gradient_helper  # noqa: E402
+from launch import cli  # noqa: E402
 from tests.bench.rig.paced_steps import PacedSteps  # noqa: E402
 
 
@@ -23,5 +23,7 @@ def paced(model_config: Any, config: Any, mesh: Any) -> PacedSteps:
 
 
 if __name__ == "__main__":
+    from launch import gradient_helper  # defines flags, so not where a test imports this file
+
     with mock.patch("learner.gradient_helper.helper_worker.build_train_step", paced):
         cli.run(gradient_helper.main)

@@ -59,7 +59,7 @@ def trained(problem: Problem, tokenizer: Tokenizer) -> list[list[str]]:
     found: list[list[str]] = []
     for c in problem.completions:
         runs = itertools.groupby(zip(c.tokens.tolist(), c.loss_mask.tolist(), strict=True), key=lambda pair: pair[1])
-        found.append([tokenizer.decode_all([i for i, _ in run]) for is_trained, run in runs if is_trained])
+        found.append([tokenizer.decode([i for i, _ in run]) for is_trained, run in runs if is_trained])
     return found
 
 
@@ -74,7 +74,7 @@ def test_response_follows_the_prompt_of_reinforcement_learning_and_ends_its_turn
 def test_response_without_a_template_follows_the_text_and_ends_with_eos(tmp_path):
     plain = loaded(tmp_path / "m")
     problem = tokenize_completions(raw("2 + 2 =", "4"), plain, PROMPTS)
-    assert plain.decode_all(problem.prompt_tokens.tolist()) == "2 + 2 =" and trained(problem, plain) == [["4<eos>"]]
+    assert plain.decode(problem.prompt_tokens.tolist()) == "2 + 2 =" and trained(problem, plain) == [["4<eos>"]]
     with pytest.raises(ValueError, match="a conversation, and no chat template is applied"):
         render_completions(raw(said("a", "b")), plain, PROMPTS)
 
@@ -101,7 +101,7 @@ def test_turn_whose_thinking_a_later_turn_drops_is_trained_as_it_is_generated(tm
     context = USER.format("a") + TURN + "b<|im_end|>\n" + USER.format("c") + TURN
     assert second == [(context, False), ("<think>2</think>d<|im_end|>", True)]
     problem = tokenize_completions(row, tokenizer, PROMPTS)
-    sequences = [tokenizer.decode_all([*problem.prompt_tokens, *c.tokens]) for c in problem.completions]
+    sequences = [tokenizer.decode([*problem.prompt_tokens, *c.tokens]) for c in problem.completions]
     assert sequences == ["".join(text for text, _ in sequence) for sequence in (first, second)]
     assert trained(problem, tokenizer) == [["<think>1</think>b<|im_end|>"], ["<think>2</think>d<|im_end|>"]]
     assert problem.num_tokens == max(len(tokenizer.encode(text)) for text in sequences)
@@ -109,7 +109,7 @@ def test_turn_whose_thinking_a_later_turn_drops_is_trained_as_it_is_generated(tm
 
 def test_response_that_continues_an_answer_begins_behind_it(chat):
     problem = tokenize_completions(raw(said("a", "b"), "c"), chat, PROMPTS)
-    assert chat.decode_all(problem.prompt_tokens.tolist()) == USER.format("a") + TURN + "b"
+    assert chat.decode(problem.prompt_tokens.tolist()) == USER.format("a") + TURN + "b"
     assert trained(problem, chat) == [["c<|im_end|>"]]
 
 
@@ -171,8 +171,8 @@ def test_response_field_may_be_the_answers():
 def test_turns_share_as_prompt_only_what_all_their_contexts_begin_with(tmp_path):
     tokenizer = loaded(tmp_path / "m", "{{ 'ab' + ('many' if messages|length > 2 else 'one') }}" + CHAT)
     problem = tokenize_completions(raw(said("a", "b", "c", "d")), tokenizer, PROMPTS)
-    assert tokenizer.decode_all(problem.prompt_tokens.tolist()) == "ab"
-    texts = [tokenizer.decode_all(c.tokens.tolist()) for c in problem.completions]
+    assert tokenizer.decode(problem.prompt_tokens.tolist()) == "ab"
+    texts = [tokenizer.decode(c.tokens.tolist()) for c in problem.completions]
     assert [text[:4] for text in texts] == ["one<", "many"] and trained(problem, tokenizer) == [
         ["b<|im_end|>"],
         ["d<|im_end|>"],

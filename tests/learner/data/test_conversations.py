@@ -53,7 +53,7 @@ def asked(loaded, row, template, **prompts):
     tokenizer = loaded(template)
     config = sections.PromptsConfig(**prompts)
     try:
-        text = tokenizer.decode_all(tokenize(raw, tokenizer, config).prompt_tokens)
+        text = tokenizer.decode(tokenize(raw, tokenizer, config).prompt_tokens)
         assert text == render(raw, tokenizer, config).replace("\ufdd0", "")
         return text
     except ValueError as e:

@@ -23,12 +23,12 @@ def edit(file, **changes):
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
 
 
-def test_encode_adds_nothing_and_decode_leaves_special_tokens_out(folder):
+def test_encode_adds_nothing_and_decode_leaves_nothing_out(folder):
     tokenizer = load(folder)
     tokens = tokenizer.encode("1 + 2\n")
     assert tokens.dtype == "int32"
     assert tokens.tolist() == [ord(c) - 32 for c in "1 + 2"] + [NEWLINE]
-    assert tokenizer.decode([*tokens, EOS, PAD]) == "1 + 2\n"
+    assert tokenizer.decode([*tokens, EOS, PAD]) == "1 + 2\n<eos><pad>"
     assert tokenizer.encode("<eos>").tolist() == [EOS]
     assert tokenizer.encode("").shape == (0,)
 
