@@ -102,16 +102,17 @@ def main(argv: list[str]) -> None:
     cases = {n: replayed(n, num_updates) for n in (*names, *(f"{n}{BOTH_CORES}" for n in names if n != "0"))}
     with sessions.open_rig(config_of(SERIAL, 1), num_engines=2) as rig:
         rig.run(replayed(f"0{BOTH_CORES}", 2))  # compiles, warms up
-        # What the planner may know: sessions of their own, warm, of both ways to train.
-        costs = [rig.run(replayed(name, 6)) for name in (SERIAL, "1")]
+        # What the planner may know: sessions of their own, warm.
+        costs = {name: [rig.run(replayed(name, 12))] for name in (SERIAL, "1")}
         speed = sessions.run_in_turns(rig, cases, turns=turns)
-        # A sample that is a ticket of its own costs the actor more, so a profile for either.
+        # A sample that is a ticket of its own costs the actor more, and an update under load takes longer to stage and
+        # to load, so a profile for either.
         profiles, num_groups = {}, (num_updates + 2 + max(ALPHAS)) * U
         for name in (SERIAL, "1"):
             engine = profiles[SERIAL]["engine"] if profiles else None
             config = config_of(name, 1)
             profiles[name] = measure_profile(
-                rig, config, results=costs, lengths=LENGTHS, num_groups=num_groups, engine=engine
+                rig, config, results=costs[name], lengths=LENGTHS, num_groups=num_groups, engine=engine
             )
         tasks = {name: Session(config=config_of(name, task_updates, **TASK), rewards="task") for name in names}
         rewards = sessions.run_in_turns(rig, tasks, turns=1)
