@@ -36,8 +36,8 @@ HEADLINES = (
         bench="overlap",
         key="min_fgd_over_cgp_pct",
         opponent="CGP",
-        reason="four of nine are below 0, all within their errors; the lowest is the real engine with 32 places at R = 32, "
-        "where F_w = 8 was chosen, so that nearly all places are filled in either order. The errors: as above",
+        reason="three of nine are below 0, all within their errors; the lowest is the real engine with 32 places at "
+        "R = 32, where F_w = 8 was chosen, so that nearly all places are filled in either order. The errors: as above",
     ),
     Headline(
         name="Tail batching at 32x, trained tokens/s",
