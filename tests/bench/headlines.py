@@ -146,8 +146,8 @@ HEADLINES = (
         bench="planner",
         key="max_rel_error_real",
         opponent="measured runs",
-        reason="47% until what a request costs was measured where responses end one by one. Now overlap is within 14%, "
-        "mostly 5%; tail batching and in-flight updates are predicted up to 22% too fast: actor and engine compete "
+        reason="47% until what a request costs was measured where responses end one by one. Now overlap is within 17%, "
+        "half of it 10%; tail batching and in-flight updates are predicted up to 22% too fast: actor and engine compete "
         "for a core there, which no term of the model has",
     ),
 )
