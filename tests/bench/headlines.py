@@ -147,7 +147,7 @@ HEADLINES = (
         key="max_rel_error_real",
         opponent="measured runs",
         reason="47% until what a request costs was measured where responses end one by one. Now overlap is within 17%, "
-        "half of it 10%; tail batching and in-flight updates are predicted up to 22% too fast: actor and engine compete "
-        "for a core there, which no term of the model has",
+        "half of it 10%; tail batching and in-flight updates are predicted up to 22% too fast: actor and engine share "
+        "a core there, which no term of the model has",
     ),
 )
