@@ -27,8 +27,8 @@ HEADLINES = (
         key="reduction_pct_R96_rolloutpipe",
         opponent="serial, the same compute",
         reason="more than the paper's 42.3; our own aim of 45 is within the error, which is wider than before (45.4, "
-        "42.4 to 48.3). A likely cause: the rig's actors collect garbage with Python's defaults, half a second in one "
-        "round of a session, which `launch.actor` does not",
+        "42.4 to 48.3). A likely cause: the actors of this bench collect garbage with Python's defaults, half a second "
+        "in one round of a session; `launch.actor` raises the threshold",
     ),
     Headline(
         name="Frontier dispatch over CGP: least of all sizes and engines",
@@ -37,7 +37,7 @@ HEADLINES = (
         key="min_fgd_over_cgp_pct",
         opponent="CGP",
         reason="three of nine are below 0, all within their errors; the lowest is the real engine with 32 places at "
-        "R = 32, where F_w = 8 was chosen, so that nearly all places are filled in either order. The errors: as above",
+        "R = 32, where F_w = 8 was chosen, so that nearly all places are filled in either order",
     ),
     Headline(
         name="Tail batching at 32x, trained tokens/s",
@@ -72,8 +72,8 @@ HEADLINES = (
         key="tokens_per_s_ratio_both_cores",
         opponent="conventional RL with both cores in either phase",
         reason="vLLM on one core has 93% of its speed at 64 of 128 sequences, so appendix A allows 1.04 here; at this "
-        "lag it allows 1.44 at most. Below that because actor and engine share a core, where starting and storing the "
-        "requests of 124 responses/s leave half of the engine's places empty",
+        "lag it allows 1.44 at most. Half of the engine's places are empty, probably since the actor, which starts and "
+        "stores 124 responses/s, shares the engine's core; with a paced engine 95% are in use",
     ),
     Headline(
         name="In-flight updates, largest lag of 16 or more",
@@ -97,8 +97,8 @@ HEADLINES = (
         key="speedup_both_cores_alpha_2",
         opponent="synchronous training, engines on both cores in either",
         reason="at most 1.29, at alpha = 4: actor and engine share a core, and each sample that is a ticket of its own "
-        "takes twice the actor's time (1.9 ms; 1.0 as one of a group). The actor took 44% of that core at alpha = 2, "
-        "26% in the synchronous run",
+        "takes twice the actor's time (1.9 ms; 1.0 as one of a group). With one engine the actor took 44% of that core "
+        "at alpha = 2, 26% in the synchronous run",
     ),
     Headline(
         name="The same with engines of the paper's speeds, paced",
