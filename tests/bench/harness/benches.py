@@ -135,6 +135,13 @@ SECTIONS: dict[str, tuple[Bench, ...]] = {
             LEARNING,
         ),
         Bench(
+            "distillation_smollm2",
+            "Does SmolLM2-135M learn from a teacher trained here?",
+            "held-out reward {reward_student:.2f}, then {end_distilled:.2f} (teacher of {reward_teacher:.2f}), "
+            "{end_rl:.2f} (reward), {end_sft:.2f} (supervised)",
+            LEARNING,
+        ),
+        Bench(
             "task_learning",
             "Multi-turn game, tool use and code?",
             "smallest gain {min_gain_guess:.2f}, {min_gain_calculator:.2f} and {min_gain_code:.2f} over three seeds",
