@@ -179,9 +179,12 @@ def observe(actor: Actor, file: EngineSizeFile, policy: ElasticPolicy, step: Ste
             size = policy.size
             tensor_parallel_size = policy.next_size(step.stats(now_s))
             if tensor_parallel_size != size.tensor_parallel_size:
-                file.write(
-                    EngineSizeOverride(max_num_seqs=size.max_num_seqs, tensor_parallel_size=tensor_parallel_size)
-                )
+                try:
+                    file.write(
+                        EngineSizeOverride(max_num_seqs=size.max_num_seqs, tensor_parallel_size=tensor_parallel_size)
+                    )
+                except OSError as e:
+                    logging.error("the engine keeps its size: %s was not written: %s", file.path, e)
             step = StepLoad(version, now_s, stats, stats)
         elif policy.by_round:
             step = StepLoad(version, now_s, stats, stats)  # a round in which this engine served no response

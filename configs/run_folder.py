@@ -8,7 +8,7 @@ import re
 import uuid
 from typing import Any, cast
 
-from bridge.files import replace_file
+from bridge.files import RunLock, replace_file
 from bridge.text.chat_template import today
 from configs.overrides import to_json
 from configs.schema import Config
@@ -102,10 +102,13 @@ def check_run_folder(config: Config) -> None:
     differ (`_MAY_DIFFER`), so that a run can be resumed for longer or on other machines.
 
     Raises:
-      ValueError: the folder has another config (the error lists the differing fields) or unrelated files.
+      ValueError: the folder has another config (the error lists the differing fields), unrelated files, or a running
+        `launch.local`.
     """
     folder = pathlib.Path(config.run_dir)
-    file = RunFolder(folder).config_file
+    file, lock = RunFolder(folder).config_file, RunFolder(folder).supervisor_lock
+    if lock.exists():
+        RunLock(lock, "launch.local").release()
     if (old := _set_up_with(file)) is not None:
         differing = _differences(old, dataclasses.asdict(config))
         differing = [d for d in differing if not d.startswith(_MAY_DIFFER)]

@@ -29,6 +29,8 @@ from bridge.store.sql.actor_side import ActorStore
 from bridge.weight_types import Announcement, WeightManifest
 
 _OWNER = "owner"
+_PATIENCE_S = 30.0
+"""Seconds that the removal of a dead actor's large copy may take, during which its folder is locked."""
 
 
 class LocalCopy:
@@ -42,6 +44,7 @@ class LocalCopy:
         """
         sweep(snapshots)
         self._folder = _folder(snapshots, actor)
+        end_s = time.monotonic() + _PATIENCE_S
         while True:
             try:
                 make_private_folder(self._folder)
@@ -49,6 +52,9 @@ class LocalCopy:
             except FileNotFoundError:
                 continue  # removed concurrently by `sweep`
             if self._fd is None:
+                if time.monotonic() < end_s:
+                    time.sleep(_PATIENCE_S / 300)
+                    continue
                 raise ValueError(
                     f"{self._folder} is locked by a live process with the name {actor}; set another --name"
                 )

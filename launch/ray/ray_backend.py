@@ -214,7 +214,6 @@ class RayBackend:
                 f"--run={self._config.run.name}",
                 f"--limits={HERE}/limits.json",
                 f"--work_dir={HERE}/work",
-                "--shutdown_grace_s=0",
                 "--wait_for_learner",
                 *allowing(self._config),
             ],

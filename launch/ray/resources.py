@@ -90,14 +90,16 @@ def of_actor(config: Config, kind: DeviceKind) -> ResourceRequest:
     """
     if kind.device == "tpu":
         raise ValueError("--actors_on must be gpu[:TYPE] or cpu[:CORES]: engines sample on GPUs")
-    size = config.actor.tensor_parallel_size
+    size = config.actor.max_devices_per_engine
     if kind.device == "cpu":
         return ResourceRequest(num_cpus=max(kind.num_cpus, size))
     return ResourceRequest(num_cpus=kind.num_cpus, num_gpus=size, accelerator=kind.accelerator)
 
 
 def check_spread(config: Config) -> None:
-    """Raises ValueError if the store or the weights are not reachable from other machines."""
+    """Raises ValueError if the run's processes cannot be on several machines."""
+    if config.shares_devices:
+        raise ValueError("actor.colocated and helpers.num_engines share devices of one machine; use launch.local")
     if not is_remote_store(config):
         raise ValueError("store.url: must be a database on a cluster; set store.url=postgresql://...")
     if not config.publish.leaves_the_machine:

@@ -18,6 +18,7 @@ from typing import Protocol
 
 import msgspec
 from absl import logging
+from safetensors import SafetensorError
 
 from bridge.rollout_types import Version
 from bridge.timeline import Timeline
@@ -98,7 +99,7 @@ class HelperStats:
     compute_s: float = 0.0
     """Seconds in which it computed."""
     start_s: float = 0.0
-    """Seconds from the request for the devices until it had the parameters on them."""
+    """Seconds from the request for the devices until it had the parameters on them, or was not needed any more."""
     hand_over_s: float = 0.0
     """Seconds from the last request until its partial gradient was merged."""
     num_lost: int = 0
@@ -243,6 +244,8 @@ class GradientHelper:
     def finish(self) -> None:
         """Lets the engines have the devices if the helper still has them or waits for them, once all is merged."""
         assert self.is_complete
+        if self.state in (State.WAITING, State.READING):  # it starts more slowly than the learner trained the rest
+            self.stats.start_s += self._clock() - self._since_s
         if self.state in (State.WAITING, State.READING, State.ADDING):
             self._release()
 
@@ -299,7 +302,11 @@ class GradientHelper:
             if number is None:
                 return
             path = self._folder / f"{self._part}-{number}.batch"
-            write_tree(path, self._micros[number].batch)
+            try:
+                write_tree(path, self._micros[number].batch)
+            except (OSError, SafetensorError) as e:  # shared memory is full
+                self._lose(f"{path} was not written: {e}")
+                return
             self._outstanding.append(number)
             self._send(AddBatch(number=number, file=str(path)))
             if len(self._outstanding) == 1:

@@ -93,12 +93,15 @@ class ScaleDownPolicy:
         Args:
           times: times of the round, before they are reset.
           is_long: kind of the round.
-          start_s: seconds until the helper had its devices and the parameters; 0 if it did not help.
-          hand_over_s: seconds until its sum was merged.
+          start_s: seconds until the helper had its devices and the parameters, or until the round ended without it; 0
+            if it was not asked.
+          hand_over_s: seconds until its sum was merged; 0 if it did not help.
           helper_s: seconds in which it computed.
         """
-        if start_s:
+        if hand_over_s:
             self._start_s, self._hand_over_s = start_s, hand_over_s
+        else:
+            self._start_s = max(self._start_s, start_s)
         if times.rollout_start_s is not None and times.last_arrival_s is not None:
             self._last[is_long] = RoundCost(
                 rollout_s=times.last_arrival_s - times.rollout_start_s,

@@ -161,13 +161,15 @@ class Recorded(ElasticPolicy):
         return 8 if len(self.steps) == self.last else self.size.tensor_parallel_size
 
 
-def steps_of(looks, *, by_round: bool = True, last: int = 0) -> tuple[list[StepStats], list[EngineSizeOverride]]:
+def steps_of(
+    looks, *, by_round: bool = True, last: int = 0, write=None
+) -> tuple[list[StepStats], list[EngineSizeOverride]]:
     """Returns the steps and sizes that come of looks: (second, version, responses, preemptions, peak usage)."""
     engine, written = WatchedEngine(), []
     policy = Recorded(size=engine.size, max_tensor_parallel_size=8, restart_s=0.0, by_round=by_round)
     policy.steps, policy.last = [], last
     actor: Any = types.SimpleNamespace(engine=engine)
-    file: Any = types.SimpleNamespace(write=written.append)
+    file: Any = types.SimpleNamespace(write=write or written.append, path="limits/actor-0.json")
     step = StepLoad(engine.version, 0.0, engine.stats, engine.stats)
     for now_s, version, engine.num_finished, engine.num_preempted, engine.kv_usage_peak in looks:
         engine.version = Version(incarnation=0, step=version)
@@ -198,3 +200,11 @@ def test_step_of_a_window_ends_with_its_last_response_if_new_weights_came_since_
 def test_other_size_is_written_with_the_engines_sequences():
     looks = [(10.0 * n, n, n, 0, 0.5) for n in (1, 2, 3)]
     assert steps_of(looks, last=2)[1] == [EngineSizeOverride(max_num_seqs=256, tensor_parallel_size=8)]
+
+
+def test_size_that_cannot_be_written_is_kept_and_the_load_counted_on():
+    def full(size: EngineSizeOverride) -> None:
+        raise OSError(28, "No space left on device")
+
+    looks = [(10.0 * n, n, n, 0, 0.5) for n in (1, 2, 3)]
+    assert steps_of(looks, last=2, write=full)[0] == steps_of(looks, last=2)[0]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from bridge.files import RunLock
 from configs import overrides, run_folder
 from configs.run_folder import (
     RunFolder,
@@ -100,6 +101,17 @@ def test_open_run_longer_is_accepted_and_recorded(tmp_path):
     set_up_run(in_folder(tmp_path / "run"))
     set_up_run(in_folder(tmp_path / "run", num_updates=200))
     assert json.loads((tmp_path / "run" / "config.json").read_text())["run"]["num_updates"] == 200
+
+
+def test_run_that_a_supervisor_holds_keeps_its_config(tmp_path):
+    folder = RunFolder(set_up_run(in_folder(tmp_path / "run")))
+    held = RunLock(folder.supervisor_lock, "launch.local")
+    before = folder.config_file.read_text()
+    with pytest.raises(ValueError, match="locked by a running launch.local"):
+        set_up_run(in_folder(tmp_path / "run", num_updates=200))
+    assert folder.config_file.read_text() == before
+    held.release()
+    set_up_run(in_folder(tmp_path / "run", num_updates=200))
 
 
 def test_open_run_with_other_bounds_on_hangs_is_accepted_also_where_an_older_build_knew_none(tmp_path):

@@ -323,7 +323,9 @@ def check_sandboxes(config: Config, settings: DeploySettings) -> None:
 
 
 def check_meeting_places(config: Config) -> None:
-    """Raises ValueError if the store or the weights are unreachable from other machines."""
+    """Raises ValueError if the run's processes cannot be on several machines."""
+    if config.shares_devices:
+        raise ValueError("actor.colocated and helpers.num_engines share devices of one machine; set --one_node")
     url = config.store.url
     if not url.startswith(("postgresql://", "postgres://")):
         raise ValueError(

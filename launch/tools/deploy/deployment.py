@@ -180,7 +180,7 @@ def _learner(config: Config, settings: DeploySettings) -> Hosts:
 def _actor(config: Config, settings: DeploySettings) -> Hosts:
     if settings.actors == "cpu":
         return deploy_settings.cpu_hosts(memory_gib=8 + config.actor.kv_cache_gib)
-    num_gpus = _gpus_of_an_engine(config)
+    num_gpus = config.actor.max_devices_per_engine
     if num_gpus > (most := deploy_settings.gpus_of_a_host(settings.actors)):
         raise ValueError(
             f"an engine must fit on one host: expected at most {most} GPUs ({settings.actors}), got {num_gpus} "
@@ -192,17 +192,14 @@ def _actor(config: Config, settings: DeploySettings) -> Hosts:
 def _node(config: Config, settings: DeploySettings) -> Hosts:
     if settings.learner == "cpu":
         return deploy_settings.cpu_hosts(cpus=4, memory_gib=16 + config.actor.kv_cache_gib * config.actor.num_engines)
-    num_gpus = config.mesh.num_devices + config.actor.num_engines * _gpus_of_an_engine(config)
+    num_apart = config.helpers.num_engines if config.actor.colocated else config.actor.num_engines
+    num_gpus = config.mesh.num_devices + num_apart * config.actor.max_devices_per_engine
     if num_gpus > (most := deploy_settings.gpus_of_a_host(settings.learner)):
         raise ValueError(
             f"--one_node: expected at most {most} GPUs ({settings.learner}), got {num_gpus} for the learner's mesh and "
-            f"{config.actor.num_engines} engines (mesh.*, actor.num_engines, actor.tensor_parallel_size)"
+            f"{num_apart} engines apart from it (mesh.*, actor.num_engines, actor.tensor_parallel_size)"
         )
     return deploy_settings.gpu_hosts(settings.learner, num_gpus=num_gpus, is_gke=settings.node_labels == "gke")
-
-
-def _gpus_of_an_engine(config: Config) -> int:
-    return max(config.actor.tensor_parallel_size, config.actor.max_tensor_parallel_size * config.actor.elastic)
 
 
 def _num_params(config: Config, settings: DeploySettings) -> float:

@@ -1,4 +1,5 @@
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -6,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from actor.weights import source
 from actor.weights.source import LocalCopy
 
 REPO = Path(__file__).resolve().parents[3]
@@ -41,7 +43,8 @@ def test_close_removes_the_folder(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_copy_of_a_live_actor_is_left_alone_and_its_name_refused(tmp_path):
+def test_copy_of_a_live_actor_is_left_alone_and_its_name_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(source, "_PATIENCE_S", 0.0)
     other = hold(tmp_path / "run", "actor-0")
     try:
         with pytest.raises(ValueError, match="locked by a live process with the name actor-0"):
@@ -59,6 +62,22 @@ def test_copy_of_a_killed_actor_is_removed_by_the_next_one(tmp_path):
     assert (tmp_path / "run.copy-actor-0").exists()
     copy = LocalCopy(tmp_path / "run", "actor-0-r1")
     assert [p.name for p in tmp_path.iterdir()] == ["run.copy-actor-0-r1"]
+    copy.close()
+
+
+def test_own_copy_that_another_starting_actor_is_removing_is_waited_for(tmp_path, monkeypatch):
+    folder = tmp_path / "run.copy-actor-0"
+    folder.mkdir()
+    sweeping = source._lock(folder)
+    assert sweeping is not None
+
+    def swept(seconds: float) -> None:
+        shutil.rmtree(folder)
+        os.close(sweeping)
+
+    monkeypatch.setattr(source.time, "sleep", swept)
+    copy = LocalCopy(tmp_path / "run", "actor-0")
+    assert copy.file.parent == folder and folder.exists()
     copy.close()
 
 

@@ -120,6 +120,12 @@ def test_actors_may_import_the_verifier_that_the_drivers_user_named(prepared, mo
     assert join_run.config_of(card, {}, allowed).prompts.verifier == "judge:score"
 
 
+def test_actor_that_is_told_to_end_hands_over_within_the_configs_grace(prepared, monkeypatch):
+    (actor,) = crew_of(prepared, monkeypatch, *(Berths(),) * 3).actors
+    assert isinstance(actor, RemoteProcess)
+    assert not [a for a in actor._arguments if a.startswith("--shutdown_grace_s")]
+
+
 def test_learner_whose_station_is_lost_before_its_start_begins_anew_elsewhere(prepared, monkeypatch):
     first = Berths(well(RUNS, free_port=GONE), well(ENDED))
     crew = crew_of(prepared, monkeypatch, first, Berths(well(ENDED)), Berths(well(ENDED)))

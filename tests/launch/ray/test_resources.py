@@ -1,19 +1,21 @@
 import dataclasses
+from typing import Any
 
 import pytest
 
+from configs.presets.rolloutpipe import colocated
 from configs.schema import Config
 from configs.sections import ActorConfig, LearnerConfig, MeshConfig, PackingConfig
-from launch.ray.resources import DeviceKind, ResourceRequest, of_actor, of_learner, parse
+from launch.ray.resources import DeviceKind, ResourceRequest, check_spread, of_actor, of_learner, parse
 
 
-def config(*, fsdp: int = 1, num_processes: int = 1, tensor_parallel_size: int = 1) -> Config:
+def config(*, fsdp: int = 1, num_processes: int = 1, **of_actor: Any) -> Config:
     return Config(
         preset="test",
         mesh=MeshConfig(fsdp=fsdp),
         packing=PackingConfig(rows=fsdp),
         learner=LearnerConfig(num_processes=num_processes),
-        actor=ActorConfig(tensor_parallel_size=tensor_parallel_size),
+        actor=ActorConfig(**of_actor),
     )
 
 
@@ -71,6 +73,17 @@ def test_actor_asks_for_its_engines_devices():
     assert of_actor(config(tensor_parallel_size=2), parse("cpu", flag="a")).bundle() == {"CPU": 2}
     with pytest.raises(ValueError, match="engines sample on GPUs"):
         of_actor(config(), parse("tpu:v5p:4x4x4", flag="a"))
+
+
+def test_elastic_actor_asks_for_the_devices_of_its_largest_engine():
+    elastic = {"elastic": True, "tensor_parallel_size": 2, "max_tensor_parallel_size": 4}
+    assert of_actor(config(**elastic), parse("gpu", flag="a")).num_gpus == 4
+    assert of_actor(config(**elastic | {"elastic": False}), parse("gpu", flag="a")).num_gpus == 2
+
+
+def test_engines_that_share_the_learners_devices_are_refused():
+    with pytest.raises(ValueError, match="share devices of one machine; use launch.local"):
+        check_spread(colocated("paper"))
 
 
 def test_what_is_asked_reads_as_a_user_would_say_it():

@@ -69,6 +69,18 @@ def test_groups_that_arrive_together_pass_a_try_but_do_not_lose_it():
     assert not is_due(policy, 3) and is_due(policy, 7)
 
 
+def test_helper_that_never_got_to_work_is_known_to_cost_at_least_what_it_took():
+    policy, done = policy_of(), WaitingRatios(rollout_start_s=0.0, last_arrival_s=90.0, compute_s=12.0)
+
+    def end(**seconds: float) -> bool:
+        policy.end_round(done, is_long=False, **{"start_s": 0.0, "hand_over_s": 0.0, "helper_s": 0.0} | seconds)
+        return policy.is_due_at_end(WaitingRatios(rollout_start_s=0.0), is_long=False)
+
+    assert end() and not end(start_s=15.0)
+    assert not end(start_s=3.0)  # again without help: no less than before
+    assert end(start_s=1.0, hand_over_s=1.0, helper_s=2.0)
+
+
 @pytest.mark.parametrize("release_at", [0.0, 1.0])
 def test_last_try_is_when_the_rollout_is_over(release_at):
     """Nothing runs that the cache would have to hold; a fixed fraction of 1 is that moment."""

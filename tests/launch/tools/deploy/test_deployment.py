@@ -12,6 +12,8 @@ from launch.tools.deploy.deployment import deploy
 from tests.launch.tools.deploy.cases import KUBERNETES, SLURM, config, gpus_alone, one_node, settings, v5p_and_h100
 
 CLUSTER: dict[str, Any] = {**KUBERNETES, "learner": "v5p", "actors": "h100"}
+SHARED = {"preset": "colocated"}
+HELPED = {"rounds__train_start": "group_ready", "rounds__groups_per_update": 96, "helpers__num_engines": 1}
 
 
 @pytest.mark.parametrize(
@@ -47,6 +49,7 @@ def test_settings_that_are_missing_or_wrong_are_refused_by_their_flag(given, say
         ({"store__url": "postgresql://learner@db.example/sluice"}, "add .sslmode=verify-full"),
         ({"store__url": "postgresql://db.example/sluice?sslmode=verify-full"}, "store.url: no user"),
         ({"store__url": "postgresql://learner@127.0.0.1/sluice"}, "is local to this machine"),
+        (SHARED, "share devices of one machine; set --one_node"),
         ({"publish__serve": "none"}, "weights must reach other machines, got publish.serve=none"),
         ({"publish__serve": "http"}, "got publish.serve=http"),
         ({"publish__bucket": "file:///weights"}, "publish.bucket=file:///weights is a folder"),
@@ -131,3 +134,10 @@ def test_node_outlives_what_launch_local_gives_its_learner_and_then_its_actors()
 def test_deployment_of_one_node_needs_no_store_and_counts_all_gpus():
     assert one_node().learner.chips == 8 and one_node().actor_store == ""
     assert gpus_alone().learner.count == 2 and gpus_alone().actor.chips == 2
+
+
+@pytest.mark.parametrize(("helping", "num_gpus"), [({}, 4), ({**HELPED, "actor__num_engines": 5}, 5)])
+def test_engines_on_the_learners_devices_are_not_counted_again(helping, num_gpus):
+    shared = {"mesh__fsdp": 4, "packing__rows": 4, "actor__num_engines": 4, "store__url": ""}
+    wanted = config("colocated", **shared | helping)
+    assert deploy(wanted, settings(KUBERNETES, learner="h100", one_node=True)).learner.chips == num_gpus
