@@ -7,6 +7,7 @@ import pathlib
 from collections.abc import Generator, Mapping
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from absl import logging
 from jax.sharding import NamedSharding
@@ -24,7 +25,7 @@ from learner.model.decoder import Params, abstract_params
 from learner.model.lora import LoraBase, abstract_adapters, lora_metadata
 from learner.policy_trainer import EpochCache, PolicyTrainer, Publishing, saved_part
 from learner.update.critic_step import Critic, CriticStep
-from learner.update.frozen_policies import FrozenPolicies, TeacherPolicy, loads_reference
+from learner.update.frozen_policies import FrozenPolicies, TeacherPolicy, freeze, loads_reference
 from learner.update.loss_fn import attention_paths, frozen_loss_fn
 from learner.update.optimizer import TrainState
 from learner.update.train_step import TrainStep
@@ -216,7 +217,8 @@ def frozen_policies(
     def load_reference() -> Params:
         if loads_reference(config):
             source = "loss.reference_path" if config.loss.reference_path else "model.path"
-            return weights.load(reference, config.model.compute_dtype, source=source)
+            freeze_loaded = jax.jit(lambda params: freeze(params, config))  # as the policy is where it computes
+            return freeze_loaded(weights.load(reference, config.model.param_dtype, source=source))
         assert base is not None  # the reference is the base without its adapters
         return base.params
 

@@ -149,12 +149,12 @@ class RoundsConfig(CheckedSection):
     """Groups R per round; a group is the responses to one prompt. With publish.when=every, R only numbers the
     rounds."""
     samples_per_group: Count = 8
-    """Samples K per group: responses to one prompt. 1 requires loss.advantage=gae."""
+    """Samples K per group: responses to one prompt. 1 requires loss.advantage=gae or none."""
     groups_per_update: Count = 8
     """Groups U = B / K per update."""
     epochs: Count = 1
     """Epochs E over the batch of an update, with one optimizer step per epoch (PPO). The first epoch trains groups as
-    they arrive. Later epochs repeat its micro-batches from host memory: 33 bytes per slot of a packed row, plus 4 bytes
+    they arrive. Later epochs repeat its micro-batches from host memory: 34 bytes per slot of a packed row, plus 4 bytes
     per additional policy in the loss. Versions, lags and step counts advance by one per update. The optimizer's fields
     count optimizer steps."""
     train_start: Literal["round_complete", "group_ready"] = "group_ready"

@@ -27,7 +27,7 @@ def check_teachers(loss: LossConfig, prompts: PromptsConfig, *, num_helpers: int
             f"loss.teachers.{unused[0]} teaches no row; name it in prompts.mixture.NAME.teacher or in a column "
             "(prompts.teacher_field), or leave it out"
         )
-    if loss.advantage == "none" and "" not in loss.teacher_names and not all(named.values()):
+    if loss.advantage == "none" and "" not in loss.teacher_names and not (prompts.teacher_field or all(named.values())):
         lacking = ", ".join(source for source, name in named.items() if not name)
         raise ValueError(
             "loss.advantage=none requires a teacher for every row; set loss.teacher_path or loss.teacher_url"

@@ -60,6 +60,8 @@ class RowFormat:
     imported."""
     teachers: frozenset[str] = frozenset()
     """Teachers that rows may name."""
+    needs_teacher: bool = False
+    """True if a row without a teacher is invalid."""
     response_field: str = ""
     """Column with the response of supervised rows; empty: rows are for reinforcement learning."""
 
@@ -70,6 +72,7 @@ class RowFormat:
         source: PromptSource,
         *,
         teachers: Collection[str] = (),
+        needs_teacher: bool = False,
         response_field: str = "",
     ) -> "RowFormat":
         """Returns the format of one of the config's sources.
@@ -78,6 +81,7 @@ class RowFormat:
           prompts: the run's prompts.
           source: the source.
           teachers: names in loss.teachers.
+          needs_teacher: rejects rows without a teacher.
           response_field: makes the rows supervised.
         """
         return cls(
@@ -92,6 +96,7 @@ class RowFormat:
                 (*VERIFIERS, *prompts.custom_verifiers, *filter(custom_functions.is_custom, source.parts))
             ),
             teachers=frozenset(teachers),
+            needs_teacher=needs_teacher,
             response_field=response_field,
         )
 
@@ -259,6 +264,8 @@ def _teacher(row: dict[str, Any], form: RowFormat) -> str:
     """Returns the teacher that the row names, else its source's."""
     given = row.get(form.teacher_field) if form.teacher_field else None
     if given is None or given == "":
+        if form.needs_teacher and not form.source.teacher:
+            raise NotARowError(f"no teacher in {form.teacher_field!r}, which loss.advantage=none requires")
         return form.source.teacher
     if not isinstance(given, str) or given not in form.teachers:
         raise NotARowError(

@@ -58,9 +58,13 @@ class SourceContext:
 
     def form(self, source: PromptSource) -> RowFormat:
         """Returns the row format of a source."""
-        response_field = self.config.sft.response_field if self.config.loss.is_supervised else ""
+        loss = self.config.loss
         return RowFormat.of(
-            self.config.prompts, source, teachers=self.config.loss.teachers, response_field=response_field
+            self.config.prompts,
+            source,
+            teachers=loss.teachers,
+            needs_teacher=loss.advantage == "none" and "" not in loss.teacher_names,
+            response_field=self.config.sft.response_field if loss.is_supervised else "",
         )
 
     def is_held_out(self, raw: RawProblem) -> bool:

@@ -160,7 +160,7 @@ class FrozenPolicies:
         Args:
           steps: the train step.
           config: config of the run.
-          load_reference: loads the reference's parameters in the compute dtype, split like the learner's.
+          load_reference: loads the reference's parameters in the dtypes of `freeze`, split like the learner's.
           params: parameters of the learner, which are published next.
           base: base of `params` if they are adapters; may be the reference.
           teachers: those that the learner holds, in the order of their numbers (`LossConfig.teacher_folders`).

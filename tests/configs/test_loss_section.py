@@ -276,6 +276,11 @@ def test_teachers_and_rows_that_do_not_meet_are_refused(loss, prompts, said):
         Config(preset="test", loss=sections.LossConfig(**loss), prompts=prompts)
 
 
+def test_column_may_name_the_teachers_of_a_run_without_an_advantage():
+    loss = sections.LossConfig(**TWO_TEACHERS, advantage="none")
+    assert Config(preset="test", loss=loss, prompts=sections.PromptsConfig(teacher_field="t")).loss == loss
+
+
 def test_teachers_are_numbered_by_name_after_that_of_rows_without_one():
     loss = sections.LossConfig(**TWO_TEACHERS, teacher_path="p")
     Config(preset="test", loss=loss, prompts=sources_of("b", "a", ""))

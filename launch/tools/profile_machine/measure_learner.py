@@ -1,5 +1,6 @@
 """Training cost on this machine: seconds per micro-batch and per optimizer step."""
 
+import dataclasses
 import statistics
 import time
 from collections.abc import Callable
@@ -99,13 +100,16 @@ def full_micro_batch(config: Config, routing: RoutingShape | None = None) -> Mic
     )
     packed = pack_groups(
         [group],
-        packing=config.packing,
+        packing=dataclasses.replace(config.packing, whole_groups=False),  # with one row, a group has two of them here
         loss=config.loss,
         max_response_tokens=config.sampling.max_response_tokens,
         routing=routing,
         teachers=(1,) if config.loss.teacher_folders else (),
     )
-    return packed[0]
+    if not config.packing.whole_groups:
+        return packed[0]
+    batch = packed[0].batch
+    return dataclasses.replace(packed[0], batch=dataclasses.replace(batch, group_ids=np.ones_like(batch.segment_ids)))
 
 
 def _rollout(size: int, reward: float) -> Rollout:

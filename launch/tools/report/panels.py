@@ -115,6 +115,15 @@ SECTIONS: dict[str, tuple[Panel, ...]] = {
             lines=_lines(ratio__p01="1st percentile", ratio__p50="median", ratio__p99="99th percentile"),
         ),
         Panel(title="Clipped tokens", y_label="fraction of tokens", lines=_lines(clip_fraction="clipped")),
+        Panel(
+            title="Corrected tokens",
+            y_label="fraction of tokens or sequences",
+            lines=_lines(
+                correction__masked_tokens="masked tokens",
+                correction__rejected_tokens="rejected tokens",
+                correction__vetoed_sequences="vetoed sequences",
+            ),
+        ),
     ),
     "Optimizer": (
         Panel(title="Learning rate", y_label="learning rate", lines=_lines(learning_rate="learning rate")),
@@ -129,6 +138,25 @@ SECTIONS: dict[str, tuple[Panel, ...]] = {
             title="KL to frozen policies",
             y_label="nats",
             lines=_lines(reference_kl="reference policy", teacher_kl="teacher, reverse KL"),
+        ),
+        Panel(
+            title="Critic",
+            y_label="1 - variance of (return - value) / variance of returns",
+            lines=_lines(critic__explained_variance="explained variance"),
+            note="At 0 the critic is no better than the mean return.",
+        ),
+        Panel(
+            title="Values and returns",
+            y_label="units of the reward",
+            lines=_lines(critic__mean_value="mean value", critic__mean_return="mean return"),
+        ),
+        Panel(
+            title="Load of experts",
+            y_label="1 is balanced",
+            lines=_lines(
+                routing__max_load="most loaded expert over its layer's mean",
+                routing__load_entropy="entropy over log(experts)",
+            ),
         ),
     ),
     "Performance": (

@@ -135,6 +135,14 @@ def test_parse_row_teacher_is_the_rows_own_or_its_sources():
     assert parsed(GOOD | {"from": "c"}).task.teacher == ""  # the column is not read
 
 
+def test_parse_row_without_the_teacher_that_its_loss_needs_is_refused():
+    form = dataclasses.replace(form_of(teacher_field="from"), teachers=frozenset({"a"}), needs_teacher=True)
+    assert isinstance(parse_row(1, GOOD | {"from": "a"}, form), RawProblem)
+    assert "no teacher in 'from'" in str(parse_row(1, GOOD, form))
+    form = dataclasses.replace(form, source=dataclasses.replace(form.source, teacher="a"))
+    assert isinstance(parse_row(1, GOOD, form), RawProblem)
+
+
 def test_parse_row_of_reasoning_gym_needs_its_entry_and_takes_it():
     row = GOOD | {"rewards": [{"name": "reasoning_gym"}], "metadata": ENTRY}
     raw = parsed(row)

@@ -1,9 +1,13 @@
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
 
+from learner.model import hf_save
+from learner.restore import WeightLoader, frozen_policies
 from learner.update.frozen_policies import FrozenLogprobs, FrozenPolicies
-from tests.learner.streams import config_of, fresh_params, pack, random_groups, steps_of
+from tests.learner.streams import MODEL, config_of, fresh_params, pack, random_groups, steps_of
 
 
 def trained(steps, state, anchors, micro):
@@ -55,6 +59,20 @@ def test_anchors_keep_no_copy_where_the_policy_itself_is_the_proximal_one(settin
     assert anchors.score(micro.batch) == FrozenLogprobs()
     _, metrics = trained(steps, steps.init(fresh_params()), anchors, micro)
     assert np.isfinite(metrics["loss"]) and int(metrics["skipped_updates"]) == 0
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(("param", "compute"), [("float32", "bfloat16"), ("bfloat16", "float32")])
+def test_reference_is_exactly_the_policy_that_starts_from_the_same_folder(tmp_path, param, compute):
+    config = config_of(kl_coef=0.1, param_dtype=param)
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, compute_dtype=compute))
+    uneven = np.random.default_rng(0)
+    params = jax.tree.map(lambda x: np.asarray(x) * uneven.uniform(0.5, 1.5, x.shape).astype("float32"), fresh_params())
+    hf_save.save(tmp_path, MODEL, params)
+    steps, micro, weights = steps_of(config), pack(config, random_groups(0, 2))[0], WeightLoader(config, MODEL)
+    policy = weights.load(tmp_path, param)
+    anchors = frozen_policies(steps, weights, tmp_path, params=policy, base=None)
+    np.testing.assert_array_equal(anchors.score(micro.batch).reference, steps.score(policy, micro.batch))
 
 
 def test_accumulate_without_the_logprobs_that_the_loss_needs_is_refused():

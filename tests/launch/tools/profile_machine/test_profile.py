@@ -1,4 +1,5 @@
 import asyncio
+import dataclasses
 import json
 import subprocess
 import sys
@@ -113,6 +114,15 @@ def test_profile_learner_times_full_micro_batches():
     assert got["micro_batch_tokens"] == 72
     assert min(got.values()) > 0
     assert int(state.step) > 0  # the state given was stepped, and this one goes on
+
+
+@pytest.mark.parametrize("whole_groups", [False, True])
+def test_micro_batch_of_one_row_is_full_and_of_the_packings_arrays(whole_groups):
+    config = config_of(rows=1, row_tokens=192)
+    model = dataclasses.replace(config.model, max_tokens=24)
+    packing = dataclasses.replace(config.packing, whole_groups=whole_groups)
+    batch = full_micro_batch(dataclasses.replace(config, model=model, packing=packing)).batch
+    assert (batch.segment_ids > 0).all() and (batch.group_ids is not None) == whole_groups
 
 
 REFUSED = [
