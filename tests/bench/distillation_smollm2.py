@@ -42,7 +42,8 @@ def warm_start(
     folder = root / name
     overrides = {**fields, "run.num_updates": num_updates, "evaluation.num_problems": 256}
     ran = runs.run_job(f"{RECIPE}:sft", overrides, folder, command="launch.sft")
-    reward = runs.held_out_reward([f"--run_dir={folder}"], folder / "reward.json", temperature=0.0)
+    arguments = [f"--run_dir={folder}", f"--max_tokens={load_preset(RECIPE).sampling.max_response_tokens}"]
+    reward = runs.held_out_reward(arguments, folder / "reward.json", temperature=0.0)
     print(f"{name}: {reward:.3f} after {num_updates} updates", flush=True)
     return RunFolder(folder).model(num_updates), reward, ran
 

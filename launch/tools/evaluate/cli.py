@@ -57,7 +57,8 @@ _TOP_P = flags.DEFINE_float("top_p", None, "Nucleus sampling probability; defaul
 _MAX_TOKENS = flags.DEFINE_integer(
     "max_tokens",
     None,
-    "Maximum tokens per response; default: the set's value, else the smaller of 1024 and half the model's context.",
+    "Maximum tokens per response; default: the set's value. Without a run or preset, and for a supervised one without "
+    "sampling.max_response_tokens: at most 1024 and half the model's context.",
     lower_bound=1,
 )
 _VERIFIER = flags.DEFINE_string("verifier", None, "Verifier for rows without their own: math, exact, code, judge, ...")

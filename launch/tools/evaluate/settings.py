@@ -110,7 +110,7 @@ def resolve_config(base: Config, asked: EvalRequest, given: Mapping[str, str], m
       ValueError: the settings are invalid.
     """
     window, sets = context_length(model), _sets(base.evaluation, asked.prompts)
-    response_tokens = asked.max_tokens or base.sampling.max_response_tokens
+    response_tokens = asked.max_tokens or _response_tokens(base, window)
     longest = max([response_tokens, *(one.max_tokens for one in sets.values() if not asked.max_tokens)])
     if longest >= window:
         raise ValueError(
@@ -146,6 +146,14 @@ def resolve_config(base: Config, asked: EvalRequest, given: Mapping[str, str], m
         return config
     # Without the held-out set, its source need not exist.
     return dataclasses.replace(config, evaluation=dataclasses.replace(config.evaluation, num_problems=0))
+
+
+def _response_tokens(base: Config, window: int) -> int:
+    """Returns the tokens of a response: as sampling says, but a supervised run rarely does. Then those of its rows."""
+    said = base.sampling.max_response_tokens
+    if not base.loss.is_supervised or said != SamplingConfig().max_response_tokens:
+        return said
+    return min(DEFAULT_RESPONSE_TOKENS, base.model.max_tokens, window // 2)
 
 
 def _reset_training(raw: dict[str, Any]) -> None:

@@ -153,6 +153,20 @@ def test_settle_of_a_supervised_run_asks_its_prompts_as_any_other(model):
 
 
 @pytest.mark.parametrize(
+    ("preset", "fields", "max_tokens"),
+    [
+        ("sft", {"model.max_tokens": "88"}, 88),
+        ("sft", {"model.max_tokens": "1500", "packing.row_tokens": "1500"}, 1024),
+        ("sft", {"model.max_tokens": "88", "sampling.max_response_tokens": "20"}, 20),
+        ("sft:tiny", {}, 6),
+    ],
+)
+def test_settle_of_a_supervised_run_lets_a_response_be_as_long_as_its_rows(model, preset, fields, max_tokens):
+    config = settled(model, base=overrides.apply(overrides.load_preset(preset), fields))
+    assert config.evaluation_sets["heldout"].max_tokens == max_tokens
+
+
+@pytest.mark.parametrize(
     "fields",
     [
         {"loss.advantage": "gae", "critic.gae_lambda": "0.95", "rounds.samples_per_group": "1"},
