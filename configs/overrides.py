@@ -200,13 +200,16 @@ def merge(raw: Mapping[str, Any], overrides: Mapping[str, str]) -> dict[str, Any
     """
     merged: dict[str, Any] = copy.deepcopy(dict(raw))
     for path, text in overrides.items():
-        kind = _field_type(path)
-        parents, _, leaf = path.rpartition(".")
-        node = merged
-        for part in parents.split(".") if parents else ():
-            node = node.setdefault(part, {})  # a new entry of a dict field
-        node[leaf] = _parse(path, text, kind)
+        put(merged, path, _parse(path, text, _field_type(path)))
     return merged
+
+
+def put(raw: dict[str, Any], path: str, value: Any) -> None:
+    """Replaces a field of plain config data by its dotted path. Raises ValueError if the field is unknown."""
+    *parents, leaf = _resolve(path)[0]
+    for part in parents:
+        raw = raw.setdefault(part, {})  # a new entry of a dict field
+    raw[leaf] = value
 
 
 def from_dict(raw: Mapping[str, Any]) -> Config:
@@ -233,14 +236,20 @@ def to_json(config: Config) -> str:
 
 def _field_type(path: str) -> Any:
     """Returns the declared type of a dotted path. A dict field accepts any key below it."""
+    return _resolve(path)[1]
+
+
+def _resolve(path: str) -> tuple[list[str], Any]:
+    """Returns the names on a dotted path, and the declared type at its end."""
     node: Any = Config
     seen: list[str] = []
-    for part in path.split("."):
+    parts = path.split(".")
+    for index, part in enumerate(parts):
         if typing.get_origin(node) is dict:
             node = typing.get_args(node)[1]
-            seen.append(part)
             if not dataclasses.is_dataclass(node):
-                return node  # a key may contain dots
+                return [*seen, ".".join(parts[index:])], node  # a key may contain dots
+            seen.append(part)
             continue
         if not dataclasses.is_dataclass(node):
             raise ValueError(f"config.{'.'.join(seen)}: expected no subfield, got {part!r}")
@@ -252,7 +261,7 @@ def _field_type(path: str) -> Any:
             raise ValueError(f"config has no field {path!r}; {instead}")
         node = hints[part]
         seen.append(part)
-    return node
+    return seen, node
 
 
 @functools.cache

@@ -13,6 +13,7 @@ import json
 import pathlib
 import re
 import tomllib
+import typing
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
@@ -41,23 +42,28 @@ def read(file: pathlib.Path) -> tuple[str | None, dict[str, Any]]:
 
 def merged(base: Mapping[str, Any], tables: Mapping[str, Any]) -> dict[str, Any]:
     """Returns plain config data with the fields of TOML tables replaced. A table for a dict field replaces it."""
-    result = dict(base)
-    for section, fields in tables.items():
-        old = base.get(section)
-        if isinstance(fields, Mapping) and isinstance(old, Mapping):
-            result[section] = {**cast(Mapping[str, Any], old), **cast(Mapping[str, Any], fields)}
+    return _merged(Config, base, tables)
+
+
+def _merged(kind: type, base: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+    result, kinds = dict(base), typing.get_type_hints(kind)
+    for name, given in fields.items():
+        old, inner = base.get(name), kinds.get(name)
+        if isinstance(inner, type) and dataclasses.is_dataclass(inner) and isinstance(old, Mapping | None):
+            is_table = isinstance(given, Mapping)
+            result[name] = _merged(inner, old or {}, cast(Mapping[str, Any], given)) if is_table else given
         else:
-            result[section] = fields
+            result[name] = given
     return result
 
 
 def render(config: Config, *, base: str | None = None) -> str:
     """Returns the whole config as TOML. A comment gives the default of each field that differs from it.
 
-    `base` is written as the preset; without one, the config's own label is. `overrides.load_preset` reads the text back
-    as the same config.
+    `base` is written as the preset. `overrides.load_preset` reads the text back as the same config; without a preset,
+    its label is the file's name.
     """
-    lines = [f"preset = {_value(base or config.preset)}"]
+    lines = [f"preset = {_value(base)}"] if base else []
     defaults = Config(preset="")
     for section in (field.name for field in dataclasses.fields(config) if field.name != "preset"):
         fields = _fields(getattr(config, section), getattr(defaults, section))

@@ -6,7 +6,6 @@ absl flags nor a main guard, so it works in a notebook. The command's output is 
 
 import contextlib
 import dataclasses
-import functools
 import json
 import os
 import pathlib
@@ -72,9 +71,7 @@ def with_fields(config: Config, fields: Mapping[str, Any]) -> Config:
     """Returns the config with fields replaced by dotted path. Raises ValueError for an unknown field or a bad value."""
     raw = dataclasses.asdict(config)
     for path, value in fields.items():
-        *sections, leaf = path.split(".")
-        node = functools.reduce(lambda node, section: node.setdefault(section, {}), sections, raw)
-        node[leaf] = value
+        overrides.put(raw, path, value)
     return overrides.from_dict(raw)
 
 

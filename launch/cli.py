@@ -112,7 +112,8 @@ def parse(
         print(cli_help.render(module, shared, is_full="--helpfull" in asked), end="")
         sys.exit(0)
     try:
-        rest, _overrides, repeated = overrides.split_argv(argv)
+        given = flags.FLAGS.read_flags_from_files(list(argv[1:]), force_gnu=False)  # --flagfile
+        rest, _overrides, repeated = overrides.split_argv([*argv[:1], *given])
         for path in repeated:
             print(f"--config.{path} is set several times; using {_overrides[path]!r}", file=sys.stderr)
         rest = flags.FLAGS([_with_home(argument) for argument in rest])

@@ -5,9 +5,9 @@
 FROM python:3.11-slim-bookworm
 ARG EXTRA=tpu
 
-# tini forwards signals and reaps orphaned processes.
+# pycosat, which reasoning-gym needs, has no wheel; tini forwards signals and reaps orphaned processes.
 RUN apt-get update \
-    && apt-get install -y --no-install-recommends tini \
+    && apt-get install -y --no-install-recommends gcc libc6-dev tini \
     && rm -rf /var/lib/apt/lists/*
 
 WORKDIR /opt/sluice

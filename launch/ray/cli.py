@@ -12,8 +12,6 @@ import os
 import sys
 from collections.abc import Generator, Mapping
 
-import ray
-import ray.exceptions
 from absl import flags
 
 from bridge.files import first_line
@@ -43,6 +41,9 @@ def connected(address: str, *, allow_open: bool, environ: Mapping[str, str]) -> 
       ValueError: the cluster is open and `allow_open` is False, or it rejects the connection.
       TimeoutError: no cluster is reachable.
     """
+    import ray
+    import ray.exceptions
+
     check_guarded(environ, allow_open=allow_open)
     try:
         ray.init(address, namespace="sluice", log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)

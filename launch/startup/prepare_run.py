@@ -21,6 +21,7 @@ from launch.startup.provenance import record_start
 
 MIN_OPEN_FILES = 128
 """Minimum limit on open files with which a learner and an engine start."""
+_FIXED = "--config.* overrides need --config; a run folder's config is fixed"
 _ENOUGH_OPEN_FILES = 1024
 """Limit on open files below which many engines, environments or connections may fail."""
 
@@ -66,8 +67,8 @@ def prepare_run(
         run_dir = given_run_dir()
         if run_dir is None:
             raise ValueError("--config: not set; set --config=NAME, or --run_dir to the folder of an existing run")
-        if cli._overrides:
-            raise ValueError("--config.* overrides need --config; a run folder's config is fixed")
+        if cli.given_overrides():
+            raise ValueError(_FIXED)
         prepared = open_prepared(run_dir)
         check_kind(prepared.config, is_supervised)
         notes = settle_run_id(prepared.config)
@@ -135,6 +136,11 @@ def config() -> Config:
     Raises:
       ValueError: --config is missing, or an override is invalid.
     """
+    print_config()
+    return _preset()
+
+
+def _preset() -> Config:
     if CONFIG.value is None:
         raise ValueError("--config: not set; set --config=NAME, or --run_dir to the folder of an existing run")
     return overrides.apply(overrides.load_preset(CONFIG.value), cli._overrides)
@@ -152,8 +158,10 @@ def given_config() -> Config:
 
 def _given_config() -> Config:
     if CONFIG.value is None and (run_dir := given_run_dir()) is not None:
+        if cli.given_overrides():
+            raise ValueError(_FIXED)
         return open_prepared(run_dir).config
-    return config()
+    return _preset()
 
 
 def print_config() -> None:

@@ -2,15 +2,19 @@
 
 Each --grid is a config field and its values, separated by commas; several make a grid of all combinations. Instead,
 --points=FILE is a JSON list with one object of fields per point. Points run one after another as `launch.local`, each
-in its own folder below --sweep_dir. Starting the same command again continues, and skips complete points. At the end a
-table shows the held-out reward of each point; sweep.json in --sweep_dir has the same rows.
+in its own folder below --sweep_dir. Starting the same command again continues, and skips complete points; a folder with
+a run of another config is refused. At the end a table shows the held-out reward of each point; sweep.json in
+--sweep_dir has the same rows.
 """
 
+import collections
+import dataclasses
+import hashlib
 import itertools
 import json
 import pathlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from absl import flags
@@ -18,8 +22,9 @@ from rich.table import Table
 
 from bridge.files import replace_file
 from configs import overrides
-from configs.run_folder import RunFolder
+from configs.run_folder import RunFolder, check_run_folder
 from configs.schema import Config
+from configs.sections.base import absolute
 from launch import api, cli
 from launch.startup import prepare_run
 from launch.terminal import make_console
@@ -42,11 +47,14 @@ def main() -> int:
     with cli.usage_errors():
         base = prepare_run.given_config()
         points = _points()
-        configs = [overrides.apply(base, point) for point in points]  # all are checked before the first starts
         out = pathlib.Path(_OUT.value or f"runs/{base.run.name}-sweep")
-        folders = [out / point_name(point) for point in points]
+        folders = [out / name for name in point_names(points)]
         if len(set(folders)) < len(folders):
             raise ValueError("two points have the same fields; remove one")
+        configs = [overrides.apply(base, point) for point in points]  # all are checked before the first starts
+        for config, folder in zip(configs, folders, strict=True):
+            placed = dataclasses.replace(config.run, name=folder.name, dir=str(folder))
+            check_run_folder(dataclasses.replace(absolute(config, pathlib.Path.cwd()), run=placed))
     rows: list[dict[str, Any]] = []
     code = 0
     for index, (point, config, folder) in enumerate(zip(points, configs, folders, strict=True)):
@@ -69,9 +77,10 @@ def main() -> int:
 
 def _trained(config: Config, folder: pathlib.Path) -> api.TrainedRun:
     """Trains a point, unless its folder holds the complete run."""
-    summary = RunFolder(folder).summary
-    if summary.is_file() and json.loads(summary.read_text())["steps"] >= config.run.num_updates * config.rounds.epochs:
-        return api.TrainedRun(folder, json.loads(summary.read_text()))
+    if (file := RunFolder(folder).summary).is_file():
+        summary = json.loads(file.read_text())
+        if summary["outcome"] == "done" and summary["steps"] >= config.run.num_updates:
+            return api.TrainedRun(folder, summary)
     return api.train(config, {"run.name": folder.name}, run_dir=folder)
 
 
@@ -104,10 +113,23 @@ def _listed(file: pathlib.Path) -> Iterator[dict[str, str]]:
         yield {name: value if isinstance(value, str) else json.dumps(value) for name, value in point.items()}
 
 
-def point_name(point: dict[str, str]) -> str:
-    """Returns a name of a point's folder and run, for example `learning_rate-0.0003_seed-1`."""
-    text = "_".join(f"{field.rpartition('.')[2]}-{value}" for field, value in point.items())
-    return re.sub(r"[^A-Za-z0-9._-]", "-", text)[:_MAX_NAME]
+def point_names(points: Sequence[Mapping[str, str]]) -> list[str]:
+    """Returns names of the points' folders and runs, for example `learning_rate-0.0003_seed-1`.
+
+    A field has its section only if the points have another one of its name. A hash ends a name that is too long.
+    """
+    fields = {field for point in points for field in point}
+    last = collections.Counter(field.rpartition(".")[2] for field in fields)
+    short = {field: name if last[name := field.rpartition(".")[2]] == 1 else field for field in fields}
+    texts = ["_".join(f"{short[field]}-{value}" for field, value in point.items()) for point in points]
+    return [_as_name(text) for text in texts]
+
+
+def _as_name(text: str) -> str:
+    name = re.sub(r"[^A-Za-z0-9._-]", "-", text)
+    if len(name) <= _MAX_NAME:
+        return name
+    return f"{name[: _MAX_NAME - 9]}-{hashlib.blake2b(text.encode(), digest_size=4).hexdigest()}"
 
 
 def _table(rows: list[dict[str, Any]]) -> Table:

@@ -8,8 +8,9 @@ import pytest
 
 from configs import overrides, toml_config
 from configs.schema import Config
-from configs.sections.prompts import PromptSource
+from configs.sections.prompts import PromptsConfig, PromptSource
 from configs.suggestions import OTHER_NAMES
+from launch import api
 
 FOLDER = pathlib.Path(overrides.__file__).parent
 PRESETS = ("serial", "cgp", "rolloutpipe", "rollpacker", "pipelinerl", "pipelinerl_ess", "roll_flash")
@@ -352,6 +353,29 @@ def test_load_preset_toml_sets_fields_on_top_of_its_preset_or_of_another(tmp_pat
     assert config.prompts.task_args == {"max_terms": 2} and config.prompts.task == base.prompts.task
     assert config.rounds == dataclasses.replace(base.rounds, max_lag_steps=None) and config.publish == base.publish
     assert overrides.load_preset(f"{file}:pipelinerl:tiny").publish == preset("pipelinerl:tiny").publish
+
+
+def test_toml_table_within_a_section_replaces_only_its_fields_and_a_dict_field_whole(tmp_path):
+    base, file = tmp_path / "base.toml", tmp_path / "mine.toml"
+    base.write_text(
+        "preset = 'pipelinerl:tiny'\n[loss]\nname = 'reinforce'\nmax_weight = 'none'\n"
+        "[loss.correction]\nweight = 'token'\nmax_weight = 3.0\n"
+        "[prompts.task_args]\nmax_terms = 2\nmin_terms = 2\n"
+    )
+    file.write_text(f"preset = '{base}'\n[loss.correction]\nveto = 'sequence'\n[prompts.task_args]\nmax_terms = 3\n")
+    config, given = overrides.load_preset(str(file)), overrides.load_preset(str(base))
+    assert config.loss.correction == dataclasses.replace(given.loss.correction, veto="sequence")
+    assert given.loss.correction.max_weight == 3.0 and config.prompts.task_args == {"max_terms": 3}
+
+
+def test_key_of_a_dict_field_may_have_dots():
+    rewards = {"my.mod:score": 0.5, "math": 1.0}
+    given = {f"prompts.rewards.{name}": weight for name, weight in rewards.items()}
+    texts = {name: str(weight) for name, weight in given.items()}
+    prompts = dataclasses.replace(preset("tiny").prompts, verifier=PromptsConfig().verifier, rewards={"math": 1.0})
+    base = dataclasses.replace(preset("tiny"), prompts=prompts)
+    assert overrides.apply(base, texts).prompts.rewards == rewards
+    assert api.with_fields(base, given).prompts.rewards == rewards
 
 
 @pytest.mark.parametrize(

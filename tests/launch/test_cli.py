@@ -127,6 +127,36 @@ def test_parse_repeated_field_takes_the_last_value_and_says_so(monkeypatch, caps
     assert capsys.readouterr().err == "--config.run.seed is set several times; using '2'\n"
 
 
+def test_parse_takes_flags_and_overrides_from_a_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(cli, "_overrides", {})
+    file = tmp_path / "cluster.flags"
+    file.write_text("--config.actor.num_engines=32\n# a comment\n--config.run.name=a b\n")
+    try:
+        cli.parse(["launch.local", f"--flagfile={file}", "--config.run.seed=1"])
+        assert cli.given_overrides() == {"actor.num_engines": "32", "run.name": "a b", "run.seed": "1"}
+    finally:
+        flags.FLAGS.unparse_flags()
+
+
+def test_overrides_of_a_run_folder_are_refused_also_where_nothing_starts(prepare, tmp_path, monkeypatch):
+    prepare(run__dir=str(tmp_path / "run"))
+    monkeypatch.setattr(cli, "_overrides", {"run.num_updates": "3"})
+    with flagsaver.flagsaver(config=None, run_dir=str(tmp_path / "run")), pytest.raises(ValueError, match="is fixed"):
+        prepare_run.given_config()
+
+
+def test_printed_config_of_a_file_with_a_label_of_its_own_is_read_back(tmp_path, monkeypatch, capsys):
+    own = tmp_path / "mine.toml"
+    own.write_text("[run]\nseed = 5\n")
+    monkeypatch.setattr(cli, "_overrides", {})
+    flags.FLAGS.mark_as_parsed()
+    with flagsaver.flagsaver(config=str(own), print_config=True), pytest.raises(SystemExit):
+        prepare_run.config()
+    (tmp_path / "printed.toml").write_text(capsys.readouterr().out)
+    printed, given = (overrides.load_preset(str(tmp_path / name)) for name in ("printed.toml", "mine.toml"))
+    assert printed == dataclasses.replace(given, preset="printed") and printed.run.seed == 5
+
+
 def test_print_config_prints_the_given_config_and_starts_nothing(prepare, tmp_path, capsys):
     with flagsaver.flagsaver(print_config=True), pytest.raises(SystemExit) as ended:
         prepare(run_dir=str(tmp_path / "run"), run__seed="7")

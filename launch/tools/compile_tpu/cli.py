@@ -44,6 +44,8 @@ _ALL = flags.DEFINE_bool("all", False, "Compile all presets for slices and print
 _OUT = flags.DEFINE_string("out", None, "JSON file for the numbers.")
 _DUMP = flags.DEFINE_string("dump", None, "Folder for the compiled programs as text.")
 
+SHARED_FLAGS = ("config",)
+"""Shared flags that this command accepts."""
 DOES_NOT_FIT = 1
 
 
@@ -82,7 +84,8 @@ def main() -> int:
     given = cli.given_overrides()
     outcomes, broken = [], 0
     with cli.usage_errors():
-        _check_flags()
+        if _OUT.value is not None:
+            check_out_file(_OUT.value)
         if _ALL.value:
             jobs = [make_job(case.config_path, case.topology, case.model, given) for case in CASES]
         else:
@@ -205,13 +208,6 @@ def summary(outcomes: Sequence[Compiled]) -> dict[str, Any]:
         limit = round(TPU_CHIPS[outcome.job.family].hbm_bytes / 1e9, 2)
         aims[f"hbm_gb/{key}"] = {"value": hbm_gb, "aim": limit, "met": hbm_gb is not None and hbm_gb <= limit}
     return {"bench": "compile_tpu", "values": values, "aims": aims}
-
-
-def _check_flags() -> None:
-    if flags.FLAGS.run_dir is not None:
-        raise ValueError("--run_dir is not supported by this command; use --config")
-    if _OUT.value is not None:
-        check_out_file(_OUT.value)
 
 
 def _model_fields(config: Config, name: str | None) -> dict[str, Any]:

@@ -22,6 +22,8 @@ from launch.tools.deploy.deploy_settings import DeploySettings
 from launch.tools.deploy.deployment import Deployment, deploy
 
 _OUT = flags.DEFINE_string("out", None, "Output folder. Existing files are replaced.")
+SHARED_FLAGS = ("config", "print_config")
+"""Shared flags that this command accepts."""
 _REPEATED = {"learner_options": "learner_option", "actor_options": "actor_option"}
 """Fields whose flag is repeated per entry, mapped to that flag's name."""
 

@@ -62,6 +62,8 @@ _WIDTH = flags.DEFINE_list("search_width", [], "With --search: widths of the win
 _NUM_SEQS = flags.DEFINE_list("search_max_num_seqs", [], "With --search: values of max_num_seqs to try.")
 _TOP = flags.DEFINE_integer("top", 15, "With --search: number of rows to print.")
 _PLOT = flags.DEFINE_string("plot", None, "With --search: plot file (.png, .svg or .pdf).")
+SHARED_FLAGS = ("config", "print_config")
+"""Shared flags that this command accepts."""
 _ONLY_WITH_SEARCH = (
     "chips",
     "max_lag",

@@ -53,6 +53,8 @@ _STORE_ONLY = flags.DEFINE_bool(
     "Measure only store.url (or a new SQLite file) and keep the rest of --out.",
 )
 
+SHARED_FLAGS = ("config", "print_config")
+"""Shared flags that this command accepts."""
 _START_S, _ANSWER_S = 900.0, 1800.0
 _NUM_PUBLISHES = 4
 """Number of publishes; the first is discarded because it maps cold memory."""
@@ -64,8 +66,6 @@ def main() -> int:
     """Measures and writes the profile; returns 1 if a process failed, after printing the end of its log."""
     with cli.usage_errors():
         out = check_out_file(_OUT.value)
-        if flags.FLAGS.run_dir is not None:
-            raise ValueError("--run_dir is not supported by this command; use --config")
         max_tokens = prepare_run.config().model.max_tokens
         if _CONTEXT.value > max_tokens:
             raise ValueError(f"--context_tokens={_CONTEXT.value} is above model.max_tokens={max_tokens}")

@@ -1,5 +1,6 @@
 """Sweep: the points of a grid or a file, their runs, and the table."""
 
+import dataclasses
 import json
 import pathlib
 
@@ -7,7 +8,7 @@ import pytest
 from absl import flags
 from absl.testing import flagsaver
 
-from configs.run_folder import RunFolder
+from configs.run_folder import RunFolder, set_up_run
 from launch import api, cli
 from launch.tools import sweep
 
@@ -22,7 +23,8 @@ def trained(monkeypatch):
         done.append((run_dir.name, config.run.seed, config.optimizer.learning_rate))
         if config.run.seed == 9:
             raise api.CommandError("no engine", 1)
-        run_dir.mkdir(parents=True)
+        run = dataclasses.replace(config.run, name=run_dir.name, dir=str(run_dir))
+        set_up_run(dataclasses.replace(config, run=run))
         summary = {
             "outcome": "done",
             "steps": config.run.num_updates,
@@ -73,6 +75,40 @@ def test_failed_point_does_not_stop_the_others_and_only_incomplete_points_are_tr
     assert json.loads((tmp_path / "sweep.json").read_text())[1]["error"] == "no engine"
     assert run(monkeypatch, tmp_path, grid=grid) == 1
     assert [seed for _, seed, _ in trained[3:]] == [9]
+
+
+def test_points_of_another_config_than_their_folders_are_refused(trained, monkeypatch, tmp_path, capsys):
+    grid = ["run.seed=0,1"]
+    assert run(monkeypatch, tmp_path, grid=grid) == 0
+    with pytest.raises(SystemExit):
+        run(monkeypatch, tmp_path, {"optimizer.learning_rate": "7e-4"}, grid=grid)
+    assert "holds a run of another config: optimizer.learning_rate was" in capsys.readouterr().err
+    assert len(trained) == 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_complete"),
+    [({}, True), ({"outcome": "interrupted"}, False), ({"steps": 399}, False)],
+    ids=["done", "interrupted", "short"],
+)
+def test_point_is_complete_once_its_run_is_done_whatever_its_epochs(
+    fields, is_complete, trained, monkeypatch, tmp_path
+):
+    assert run(monkeypatch, tmp_path, {"rounds.epochs": "2"}, grid=["run.seed=0"]) == 0
+    file = RunFolder(tmp_path / "seed-0").summary
+    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+    assert run(monkeypatch, tmp_path, {"rounds.epochs": "2"}, grid=["run.seed=0"]) == 0
+    assert len(trained) == (1 if is_complete else 2)
+
+
+def test_point_names_are_short_and_of_one_point_each():
+    assert sweep.point_names([{"optimizer.learning_rate": "1"}, {"run.seed": "1"}]) == ["learning_rate-1", "seed-1"]
+    assert sweep.point_names([{"optimizer.learning_rate": "1"}, {"critic.learning_rate": "1"}]) == [
+        "optimizer.learning_rate-1",
+        "critic.learning_rate-1",
+    ]
+    long = sweep.point_names([{"prompts.path": "x" * 200 + end} for end in "ab"])
+    assert len(set(long)) == 2 and {len(name) for name in long} == {100}
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,6 @@ def run(*arguments: str) -> int:
         ([f"--config={SMALL}", "--fast"], ["Unknown", "fast"]),
         ([f"--config={SMALL}", "more"], ["unexpected argument 'more'"]),
         ([f"--config={SMALL}", "--config.mesh.tensor"], ["--config.mesh.tensor", "expected a value"]),
-        ([f"--config={SMALL}", "--run_dir=x"], ["--run_dir"]),
         (["--all", "--out=no/such/folder/tpu.json"], ["folder no/such/folder"]),
     ],
 )

@@ -128,7 +128,6 @@ def test_micro_batch_of_one_row_is_full_and_of_the_packings_arrays(whole_groups)
 REFUSED = [
     (["--out=/nonexistent/profile.json"], "error: --out=/nonexistent/profile.json: folder /nonexistent does not exist"),
     ([f"--config={TINY}", "--context_tokens=1000000"], "error: --context_tokens=1000000 is above model.max_tokens="),
-    (["--run_dir=x"], "error: --run_dir is not supported"),
     ([], "error: --config: not set"),
     ([f"--config={TINY}", "--tensor_parallel_sizes=1,x"], "--tensor_parallel_sizes: expected a list such as 1,2,4"),
     ([f"--config={TINY}", "--tensor_parallel_sizes=0"], "--tensor_parallel_sizes: expected a list such as 1,2,4"),
