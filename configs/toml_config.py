@@ -49,9 +49,8 @@ def _merged(kind: type, base: Mapping[str, Any], fields: Mapping[str, Any]) -> d
     result, kinds = dict(base), typing.get_type_hints(kind)
     for name, given in fields.items():
         old, inner = base.get(name), kinds.get(name)
-        if isinstance(inner, type) and dataclasses.is_dataclass(inner) and isinstance(old, Mapping | None):
-            is_table = isinstance(given, Mapping)
-            result[name] = _merged(inner, old or {}, cast(Mapping[str, Any], given)) if is_table else given
+        if isinstance(inner, type) and dataclasses.is_dataclass(inner) and isinstance(given, Mapping):
+            result[name] = _merged(inner, cast(Mapping[str, Any], old), cast(Mapping[str, Any], given))
         else:
             result[name] = given
     return result

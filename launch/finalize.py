@@ -117,7 +117,8 @@ def learning_speed(steps: list[dict[str, Any]], evals: list[dict[str, Any]]) -> 
 
 def _estimates(row: dict[str, Any]) -> dict[str, Any]:
     prefix = f"eval/{row['set']}/"
-    return {"step": row["step"]} | {k.removeprefix(prefix): v for k, v in row.items() if "@" in k}
+    shown = {k: v for k, v in row.items() if "@" in k or k == f"{prefix}loss"}
+    return {"step": row["step"]} | {k.removeprefix(prefix): v for k, v in shown.items()}
 
 
 def last_checkpoint(run: RunFolder) -> int | None:
@@ -165,9 +166,11 @@ def _print(prepared: PreparedRun, summary: dict[str, Any]) -> None:
             if "@" in metric and not metric.endswith("_stderr") and not is_told:
                 error = found.get(f"{metric}_stderr")
                 row(f"{name} {metric}", value, unit="" if error is None else f" +- {error:.3f}")
+            elif metric == "loss" and name != HELD_OUT:
+                row(f"{name} loss", value, unit=" nats/token")
     row("truncated responses", summary["truncated_responses"])
     row("training time", summary["training_s"], ".0f", " s")
-    row("tokens trained per second", summary["tokens_per_s"], ",.0f")
+    row("prompt and response tokens per second", summary["tokens_per_s"], ",.0f")
     if (found := summary["learning_speed"]) is not None:
         row("held-out reward per 1,000 samples", 1e3 * found["effectiveness"], ".2g")
         row("samples trained per second", found["throughput"], ",.1f")

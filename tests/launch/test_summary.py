@@ -162,15 +162,18 @@ def test_summarize_has_the_last_evaluation_of_each_set_with_its_errors(prepared,
         for step, value in ((0, 0.0), (4, 0.5))
     ]
     held_out = ROWS[-1] | {"set": "heldout", "eval/heldout/avg@1": 0.5, "eval/heldout/avg@1_stderr": None}
-    write(prepared, [*ROWS[:-1], *rows, held_out])
+    texts = {"kind": "eval/texts", "set": "texts", "step": 4, "problems": 3, "eval/texts/loss": 1.25}
+    write(prepared, [*ROWS[:-1], *rows, texts, held_out])
     got = finalize.summarize(prepared, RunOutcome.DONE)
     assert got["evaluations"] == {
         "aime": {"step": 4, "avg@4": 0.5, "avg@4_stderr": 0.125},
         "heldout": {"step": 4, "avg@1": 0.5, "avg@1_stderr": None},
+        "texts": {"step": 4, "loss": 1.25},
     }
     finalize._print(prepared, got)
     printed = capsys.readouterr().out
     assert "aime avg@4" in printed and "0.500 +- 0.125" in printed and "heldout avg@1" not in printed
+    assert "texts loss" in printed and "1.250 nats/token" in printed
 
 
 @pytest.mark.parametrize(

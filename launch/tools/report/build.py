@@ -77,7 +77,7 @@ def build(folders: Sequence[pathlib.Path], *, results: Sequence[pathlib.Path] = 
         colours=figures.COLOURS,
         reward=drawn.reward,
         tables=[
-            ("Mean reward", summary.results(runs)),
+            ("Results", summary.results(runs)),
             ("Cost", summary.costs(runs)),
             ("Diagnostics", summary.diagnostics(runs)),
         ],

@@ -22,7 +22,7 @@ from bokeh.models import (
 from bokeh.plotting import figure
 from jaxtyping import Float64
 
-from launch.tools.report.panels import REWARD, SCORES, SECTIONS, STEP, Axes, Line, Panel, expand, of_set
+from launch.tools.report.panels import LOSS, REWARD, SCORES, SECTIONS, STEP, Axes, Line, Panel, expand, of_set
 from launch.tools.report.run_data import POSITION, RunData, bins, column, downsample, metric_names
 from launch.tools.samples.samples_view import visible
 
@@ -73,7 +73,7 @@ class Figures:
     """All curves of a report."""
 
     reward: Figure | None
-    """Reward curve at the top of the page."""
+    """Curve at the top of the page: of the reward, or of the loss."""
     sections: list[tuple[str, list[Figure]]]
     """Non-empty figures by section title."""
     sources: "Sources"
@@ -144,13 +144,15 @@ def draw(runs: Sequence[RunData]) -> Figures:
     over = Range1d(name="over", start=-0.01 * width, end=1.01 * width, bounds=(-0.05 * width, 1.05 * width))
     names = metric_names(runs)
     ids: set[str] = set()
-    reward = _draw(REWARD, runs, names, sources, over, ids)
+    top = REWARD if expand(REWARD, names) else LOSS
+    first = _draw(top, runs, names, sources, over, ids)
     drawn: list[tuple[str, list[Figure]]] = []
     for title, panels in SECTIONS.items():
-        found = [_draw(panel, runs, names, sources, over, ids) for panel in _with_sets(panels, runs, names)]
+        others = [panel for panel in _with_sets(panels, runs, names) if panel is not top]
+        found = [_draw(panel, runs, names, sources, over, ids) for panel in others]
         if found := [d for d in found if d is not None]:
             drawn.append((title, found))
-    return Figures(reward, drawn, sources)
+    return Figures(first, drawn, sources)
 
 
 def windows(runs: Sequence[RunData]) -> list[int]:
@@ -336,7 +338,8 @@ def _add_errors(fig: figure, line: Line, run: RunData, sources: Sources, look: _
 def standard_error(run: RunData, kind: str, metric: str) -> Float64[np.ndarray, " N"]:
     """Returns the standard error of an evaluation's mean: from the rows, else the bound sqrt(m (1 - m) / n).
 
-    Among distributions on [0, 1] with mean m, one on {0, 1} has the largest variance. NaN if neither is known.
+    Among distributions on [0, 1] with mean m, one on {0, 1} has the largest variance. NaN if neither is known, and for
+    losses, which have no such bound.
     """
     rows = run.of(kind)
     known = column(rows, f"{metric}_stderr")
@@ -346,7 +349,7 @@ def standard_error(run: RunData, kind: str, metric: str) -> Float64[np.ndarray, 
     rewards = np.concatenate([column(run.of("step"), name) for name in ("reward/min", "reward/max")])
     rewards = rewards[~np.isnan(rewards)]
     in_unit = bool(((rewards >= -1e-9) & (rewards <= 1 + 1e-9)).all())
-    return np.where(np.isfinite(known) | (not in_unit), known, bound)
+    return np.where(np.isfinite(known) | (not in_unit or metric.endswith("loss")), known, bound)
 
 
 def _add_hover(fig: figure, hovered: Sequence[tuple[GlyphRenderer, str, str]], axes: Axes) -> None:

@@ -52,7 +52,13 @@ REWARD = Panel(
     ),
     note="Error bars: one standard error over the held-out problems. Band: standard error of the running mean.",
 )
-"""Figure at the top of the page."""
+"""Figure at the top of the page, unless no run has rewards."""
+LOSS = Panel(
+    title="Loss",
+    y_label="nats, normalized",
+    lines=(Line(metric="loss", label="training"), Line(metric="eval/loss", label="held-out", kind="eval")),
+)
+"""Figure at the top of a supervised run, which has no rewards."""
 SCORES = Panel(title="Scores by verifier", y_label="mean score", lines=(Line(metric="rewards/*"),))
 SECTIONS: dict[str, tuple[Panel, ...]] = {
     "Rewards": (
@@ -129,11 +135,7 @@ SECTIONS: dict[str, tuple[Panel, ...]] = {
         Panel(title="Learning rate", y_label="learning rate", lines=_lines(learning_rate="learning rate")),
         Panel(title="Gradient norm", y_label="global norm", lines=_lines(grad_norm="before clipping"), is_log=True),
         Panel(title="Entropy", y_label="nats per token", lines=_lines(entropy="entropy")),
-        Panel(
-            title="Loss",
-            y_label="nats, normalized",
-            lines=(Line(metric="loss", label="training"), Line(metric="eval/loss", label="held-out", kind="eval")),
-        ),
+        LOSS,
         Panel(
             title="KL to frozen policies",
             y_label="nats",

@@ -26,12 +26,14 @@ _MISSING = "-"
 
 
 def results(runs: Sequence[RunData]) -> list[Row]:
-    """Returns the rewards of the runs: first, final and best evaluation, and training."""
+    """Returns the rewards of the runs: first, final and best evaluation, and training; losses of supervised ones."""
     return _known(
-        ("first evaluation", [_evaluation(r, lambda values: 0) for r in runs]),
-        ("final evaluation", [_evaluation(r, lambda values: -1) for r in runs]),
-        ("best evaluation", [_evaluation(r, lambda values: int(values.argmax())) for r in runs]),
-        ("training, last tenth", [_number(_of_column(r, "step", "reward/mean", _last_tenth)) for r in runs]),
+        ("mean reward, first evaluation", [_evaluation(r, "eval/reward", lambda values: 0) for r in runs]),
+        ("mean reward, final evaluation", [_evaluation(r, "eval/reward", lambda values: -1) for r in runs]),
+        ("mean reward, best evaluation", [_evaluation(r, "eval/reward", lambda v: int(v.argmax())) for r in runs]),
+        ("mean reward, last tenth", [_number(_of_column(r, "step", "reward/mean", _last_tenth)) for r in runs]),
+        ("held-out loss, first evaluation", [_evaluation(r, "eval/loss", lambda values: 0) for r in runs]),
+        ("held-out loss, final evaluation", [_evaluation(r, "eval/loss", lambda values: -1) for r in runs]),
     )
 
 
@@ -131,9 +133,9 @@ def _known(*rows: Row) -> list[Row]:
     return [row for row in rows if any(value != _MISSING for value in row[1])]
 
 
-def _evaluation(run: RunData, choose: Callable[[Any], int]) -> str:
-    """Returns an evaluation's held-out reward with its standard error and step."""
-    values, errors = column(run.of("eval"), "eval/reward"), standard_error(run, "eval", "eval/reward")
+def _evaluation(run: RunData, metric: str, choose: Callable[[Any], int]) -> str:
+    """Returns an evaluation's metric with its standard error and step."""
+    values, errors = column(run.of("eval"), metric), standard_error(run, "eval", metric)
     is_known = np.isfinite(values)
     if not is_known.any():
         return _MISSING

@@ -211,6 +211,17 @@ UPDATES = [
     {"kind": "step", "step": 2, "time/step_s": 2.0, "tokens": 50, "sequences": 4},
     {"kind": "step", "step": 3, "time/step_s": 3.0, "tokens": 70, "sequences": 8},
 ]
+
+
+def test_top_figure_of_a_supervised_run_is_its_loss_and_drawn_once(tmp_path):
+    rows = [{"kind": "step", "step": step, "loss": 1.0 / step} for step in (1, 2)]
+    folder = make_folder(tmp_path / "run", steps=2)
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    drawn = draw([read_run(folder)])
+    assert drawn.reward is not None and drawn.reward.title == "Loss"
+    assert [one.title for _, of in drawn.sections for one in of if one.title == "Loss"] == []
+
+
 EVALS = [{"kind": "eval", "step": 0, "eval/reward": 0.1}, {"kind": "eval", "step": 2, "eval/reward": 0.5}]
 
 

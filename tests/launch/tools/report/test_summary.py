@@ -26,14 +26,22 @@ def evaluation(step, reward, **values):
 def test_results_show_first_final_and_best_evaluation_with_errors_and_steps(tmp_path):
     rows = [evaluation(0, 0.25), evaluation(10, 0.75, **{"eval/reward_stderr": 0.01}), evaluation(20, 0.5)]
     found = dict(summary.results([with_rows(tmp_path / "run", rows)]))
-    assert found["first evaluation"] == ["0.250 ± 0.043, step 0"]
-    assert found["final evaluation"] == ["0.500 ± 0.050, step 20"]
-    assert found["best evaluation"] == ["0.750 ± 0.010, step 10"]
+    assert found["mean reward, first evaluation"] == ["0.250 ± 0.043, step 0"]
+    assert found["mean reward, final evaluation"] == ["0.500 ± 0.050, step 20"]
+    assert found["mean reward, best evaluation"] == ["0.750 ± 0.010, step 10"]
 
 
 def test_results_of_a_run_without_evaluations_have_no_evaluation_rows(tmp_path):
     run = with_rows(tmp_path / "run", [{"kind": "step", "step": 1, "reward/mean": 0.5}])
-    assert summary.results([run]) == [("training, last tenth", ["0.5"])]
+    assert summary.results([run]) == [("mean reward, last tenth", ["0.5"])]
+
+
+def test_results_of_a_supervised_run_are_its_held_out_losses_without_errors(tmp_path):
+    rows = [{"kind": "eval", "step": step, "eval/loss": loss, "problems": 64} for step, loss in ((0, 0.865), (9, 0.25))]
+    assert summary.results([with_rows(tmp_path / "run", rows)]) == [
+        ("held-out loss, first evaluation", ["0.865, step 0"]),
+        ("held-out loss, final evaluation", ["0.250, step 9"]),
+    ]
 
 
 def test_cost_is_the_sum_over_updates_and_the_time_to_the_last_row(tmp_path):
