@@ -15,6 +15,7 @@ from typing import Any, Literal
 from absl import flags
 
 from configs.field_docs import meanings
+from configs.schema import Config
 from launch import cli
 from launch.startup import prepare_run
 from launch.tools.deploy import kubernetes, slurm
@@ -67,6 +68,18 @@ def main() -> int:
     return 0
 
 
+def files_of_actors(config: Config) -> list[str]:
+    """Returns the files that an actor reads, as FIELD=PATH."""
+    judge = config.judge
+    paths = {
+        "actor.base_path": config.actor.base_path if config.publishes_adapters else "",
+        "judge.api_key_file": judge.api_key_file,
+        "judge.template": judge.template[1:] if judge.template.startswith("@") else "",
+        "judge.model": judge.model if judge.colocate and judge.model.startswith("/") else "",
+    }
+    return [f"{field}={path}" for field, path in paths.items() if path]
+
+
 def summary(deployment: Deployment, folder: pathlib.Path) -> str:
     """Returns the placement of the run, and the next steps."""
     settings = deployment.settings
@@ -77,6 +90,8 @@ def summary(deployment: Deployment, folder: pathlib.Path) -> str:
         rows.append(f"actors: {deployment.num_actors}, each {deployment.actor.title}")
     rows.append(f"run folder: {deployment.config.run.dir}")
     if settings.target == "kubernetes":
+        if not settings.one_node and (files := files_of_actors(deployment.config)):
+            rows.append(f"actor pods mount no storage: {', '.join(files)} must be in --actor_image")
         page, todo = "kubernetes", [*kubernetes.secrets_of(deployment), f"kubectl apply -f {folder}"]
     else:
         page, todo = "slurm_ray", [f"{folder}/submit.sh"]

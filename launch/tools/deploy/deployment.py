@@ -61,6 +61,11 @@ def deploy(config: Config, settings: DeploySettings) -> Deployment:
     if settings.target == "kubernetes":
         kubernetes_names.check_name(config)
         deploy_settings.check_sandboxes(config, settings)
+        if config.publishes_adapters and not (settings.one_node or config.actor.base_path):
+            raise ValueError(
+                "publish.lora=adapter: actor pods mount no storage; set --config.actor.base_path to the base model's "
+                "folder in --actor_image, or publish.lora=merged"
+            )
     config = _on_storage(config, settings)
     # The learner's shutdown may take the cluster's whole grace period.
     supervision = dataclasses.replace(config.supervision, shutdown_grace_s=settings.grace_s)

@@ -46,6 +46,15 @@ def test_command_writes_files_and_says_what_is_next(tmp_path):
 
 
 @pytest.mark.heavy
+def test_command_names_the_files_that_actors_must_find_in_their_image(tmp_path):
+    judge = ["--config.judge.url=https://judge.example/v1", "--config.judge.model=m", "--config.prompts.verifier=judge"]
+    key = "--config.judge.api_key_file=/run/secrets/judge"
+    (done,) = call_each("launch.tools.deploy.cli", [[*FIELDS, *FLAGS, *judge, key, f"--out={tmp_path}/out"]])
+    assert done.code == 0, done.err
+    assert "judge.api_key_file=/run/secrets/judge must be in --actor_image" in done.out
+
+
+@pytest.mark.heavy
 def test_command_that_lacks_something_is_one_line_code_2_and_nothing_written(tmp_path):
     out = f"--out={tmp_path}/out"
     lines = [

@@ -12,6 +12,7 @@ from launch.tools.deploy.deployment import deploy
 from tests.launch.tools.deploy.cases import KUBERNETES, SLURM, config, gpus_alone, one_node, settings, v5p_and_h100
 
 CLUSTER: dict[str, Any] = {**KUBERNETES, "learner": "v5p", "actors": "h100"}
+ADAPTERS = {"lora__rank": 8, "publish__lora": "adapter"}
 SHARED = {"preset": "colocated"}
 HELPED = {"rounds__train_start": "group_ready", "rounds__groups_per_update": 96, "helpers__num_engines": 1}
 
@@ -52,6 +53,8 @@ def test_settings_that_are_missing_or_wrong_are_refused_by_their_flag(given, say
         (SHARED, "share devices of one machine; set --one_node"),
         ({"publish__serve": "none"}, "weights must reach other machines, got publish.serve=none"),
         ({"publish__serve": "http"}, "got publish.serve=http"),
+        (ADAPTERS, "actor pods mount no storage; set --config.actor.base_path"),
+        (ADAPTERS | {"actor__base_path": "/opt/base"}, None),
         ({"publish__bucket": "file:///weights"}, "publish.bucket=file:///weights is a folder"),
         ({"publish__advertise": "https://a.example"}, "publish.advertise=https://a.example must be empty"),
         ({"publish__listen": "0.0.0.0:9000"}, "has a different port than --port=8443"),
