@@ -183,7 +183,7 @@ class Actor:
 
     def resume(self, restarting: Iterable[Ticket] = ()) -> None:
         """Ends a pause; tickets of `restarting` (from `abort_all`) that are still held begin anew."""
-        self.admission.offer(without_progress(t) for t in restarting if t.id in self.held)
+        self.admission.offer(without_progress(t) for t in restarting if self.held.get(t.id) is t)
         self.is_paused = False
         self._changed.notify()
 

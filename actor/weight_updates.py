@@ -12,7 +12,8 @@ weights (`actor.weights.client`). Four cases differ from an in-flight update:
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
 from absl import logging
 
@@ -30,6 +31,7 @@ from bridge.device_turns import POLL_S, EngineTurn
 from bridge.rollout_types import Ticket
 from bridge.weight_types import WeightManifest
 
+T = TypeVar("T")
 ANNOUNCED_S = 0.25
 """Interval of the weights check without a store event, in seconds. It also retries a refused version."""
 
@@ -75,14 +77,19 @@ async def _replace(actor: Actor, manifest: WeightManifest) -> None:
 
 async def _swap(actor: Actor, manifest: WeightManifest) -> bool:
     """Puts a version into service; returns False if the engine refused it."""
-    try:
-        async with asyncio.timeout(actor.limits.swap_timeout_s):
-            is_served = await actor.weights.swap(manifest)
-    except TimeoutError as e:
-        raise EngineDeadError(f"a weight update took longer than {actor.limits.swap_timeout_s} s") from e
+    is_served = await _in_time(actor, actor.weights.swap(manifest), "a weight update")
     if is_served:
         actor.sampler.set_base_steps({v.incarnation: v.step for v in manifest.base_steps})
     return is_served
+
+
+async def _in_time(actor: Actor, change: Coroutine[Any, Any, T], what: str) -> T:
+    """Returns what a change of the engine returns; raises EngineDeadError if it hangs."""
+    try:
+        async with asyncio.timeout(actor.limits.swap_timeout_s):
+            return await change
+    except TimeoutError as e:
+        raise EngineDeadError(f"{what} took longer than {actor.limits.swap_timeout_s} s") from e
 
 
 async def _start_over(actor: Actor) -> None:
@@ -126,7 +133,7 @@ async def _stand_down(actor: Actor, turn: EngineTurn) -> None:
     has_weights = False
     while not has_weights:  # a learner that died before it announced weights wants the devices again
         actor.fall_asleep()
-        await actor.engine.sleep()
+        await _in_time(actor, actor.engine.sleep(), "freeing the devices")
         turn.give_back()
         await send_heartbeat(actor)
         while not turn.try_take():
@@ -134,7 +141,7 @@ async def _stand_down(actor: Actor, turn: EngineTurn) -> None:
                 await actor.release_waiting()
             await asyncio.sleep(POLL_S)
         taken_s = time.monotonic()
-        await actor.engine.wake_up()
+        await _in_time(actor, actor.engine.wake_up(), "taking the devices back")
         has_weights = await _refetch(actor, until=turn.is_wanted)
     actor.wake_up(time.monotonic() - taken_s)
     actor.timeline.took("stand down", start_s, time.monotonic(), version=str(actor.engine.version))

@@ -253,6 +253,8 @@ class Config:
                 "rounds.train_start=group_ready, rounds.groups_per_update=rounds.groups_per_round and rounds.epochs=1. "
                 "A helper has only the parameters of the round's start"
             )
+        if self.environments_played:
+            raise ValueError("helpers.num_engines requires problems without environments: episodes are not handed over")
         if self.packing.auto:
             raise ValueError("helpers.num_engines requires packing.auto=False: a helper compiles one shape ahead")
         if not self.lora.is_on and self.model.served_dtype != self.model.compute_dtype:

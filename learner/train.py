@@ -17,7 +17,6 @@ from configs.run_folder import RunFolder
 from learner import parity
 from learner.commands import Accumulate, AccumulateAgain, Apply, Discard, Merge, Publish, SaveModel
 from learner.evaluation.pinned_requests import PROBE_TOKENS, probe_problems
-from learner.gradient_helper.gradient_ledger import TOLERANCE
 from learner.gradient_helper.helper_client import GradientHelper
 from learner.heartbeat import Stopped
 from learner.learner_process import compute
@@ -168,9 +167,7 @@ def share(run: Run, helper: GradientHelper, micro: MicroBatch, step_metrics: Ste
             run.heartbeat.report_progress()
             time.sleep(HELPER_POLL_S)
     helper.finish()
-    found = run.trainer.steps.denominator(run.trainer.state)
-    if abs(found - helper.denominator) > TOLERANCE * helper.denominator:
-        raise RuntimeError(f"the accumulated divisor is {found}, expected {helper.denominator}: gradients are missing")
+    helper.check_divisor(run.trainer.steps.denominator(run.trainer.state))
 
 
 def merge(run: Run, helper: GradientHelper, file: pathlib.Path, step_metrics: StepMetrics) -> None:

@@ -8,8 +8,6 @@ helper dies.
 import dataclasses
 from collections.abc import Sequence
 
-TOLERANCE = 1e-6
-"""Relative difference of two divisors that are equal: sums of whole numbers, exact in float32 up to 2^24."""
 OWN = "learner"
 """Name of the learner's own sum, into which it adds immediately."""
 
@@ -77,12 +75,19 @@ class GradientLedger:
         """
         self._check_open(part)
         assigned = self._assigned.get(part, [])
-        expected = sum(self._denominators[number] for number in assigned)
-        if list(numbers) != assigned or abs(denominator - expected) > TOLERANCE * expected:
+        if list(numbers) != assigned or not self.is_sum(denominator, assigned):
             raise LedgerError(
-                f"partial gradient {part}: expected micro-batches {assigned} with denominator {expected}, got "
-                f"{list(numbers)} with {denominator}"
+                f"partial gradient {part}: expected micro-batches {assigned} with denominator "
+                f"{sum(self._denominators[number] for number in assigned)}, got {list(numbers)} with {denominator}"
             )
+
+    def is_sum(self, denominator: float, numbers: Sequence[int] | None = None) -> bool:
+        """Returns True if a divisor, added up in float32, is that of these micro-batches; None: of all.
+
+        Each addition rounds by at most 2^-24; sums of whole numbers are exact up to 2^24.
+        """
+        parts = self._denominators if numbers is None else [self._denominators[number] for number in numbers]
+        return abs(denominator - sum(parts)) <= max(len(parts), 16) * 2.0**-24 * sum(parts)
 
     def merge(self, part: str) -> tuple[int, ...]:
         """Records that a partial gradient was added to the update's; returns its micro-batches.

@@ -173,10 +173,12 @@ class GradientHelper:
         """True if all micro-batches of the update are in the learner's accumulator."""
         return self._ledger.is_complete
 
-    @property
-    def denominator(self) -> float:
-        """Divisor of the update's sum, counted on the host."""
-        return self._ledger.denominator
+    def check_divisor(self, found: float) -> None:
+        """Raises RuntimeError unless the learner's accumulator has the divisor of all micro-batches."""
+        if not self._ledger.is_sum(found):
+            raise RuntimeError(
+                f"the accumulated divisor is {found}, expected {self._ledger.denominator}: gradients are missing"
+            )
 
     def add(self, micro: MicroBatch) -> None:
         """Adds a micro-batch of the update in progress, for the helper or the learner."""

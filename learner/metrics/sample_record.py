@@ -21,7 +21,7 @@ class PickedGroup:
     source: str
     """Name of the problem's source in `prompts.mixture`; empty for a single source."""
     advantages: list[Float32[np.ndarray, " T"]] | None
-    """Training advantage of each token, one array per response; None with a critic."""
+    """Training advantage of each token, one array per response; None with a critic or a teacher."""
 
 
 class SamplePick:

@@ -36,7 +36,8 @@ def consume(
     def keep(group: Group, advantages: list[Float32[np.ndarray, " T"]]) -> None:
         if ticket := picked.get(group.ticket_id):
             source = sources[group.ticket_id]
-            known = None if config.loss.uses_critic else advantages  # a critic computes them on the devices
+            is_known = not (config.loss.uses_critic or config.loss.teacher_number(ticket.task.teacher))
+            known = advantages if is_known else None  # a critic or a teacher makes them on the devices
             pick.book(PickedGroup(group=group, task=ticket.task, source=source, advantages=known))
 
     for group in groups:

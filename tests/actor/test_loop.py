@@ -252,3 +252,21 @@ def test_every_ticket_is_served_once_under(tmp_path, policy):
         assert s.store.counts()["reissued"] == 0
 
     run(body())
+
+
+def test_ticket_that_was_claimed_anew_during_a_pause_is_not_offered_again(tmp_path):
+    async def body():
+        s = make_setup(tmp_path)
+        s.publish(0)
+        s.put(0)
+        async with s.serving():
+            await s.runs("t0.0", "t0.1")
+            s.actor.pause()
+            (old,) = await s.actor.abort_all()
+            anew = dataclasses.replace(old)  # by a claim that was on its way, after a rollback
+            s.actor.holdings.add([anew])
+            s.actor.admission.offer([anew])
+            s.actor.resume([old])
+            await s.runs("t0.0", "t0.1")
+
+    run(body())

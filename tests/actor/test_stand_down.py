@@ -1,12 +1,14 @@
 """An engine that gives its devices up while others train on them, and wakes with the newest weights."""
 
 import asyncio
+import dataclasses
 
 import pytest
 
+from actor.engine_protocol import EngineDeadError
 from bridge.device_turns import HELPER, EngineTurn, TrainerTurn
 from tests.actor.fakes import until
-from tests.actor.loop_setup import make_setup, run
+from tests.actor.loop_setup import LIMITS, ended, make_setup, run
 
 
 def test_engine_sleeps_while_the_learner_has_the_devices_and_wakes_with_its_weights(tmp_path):
@@ -63,6 +65,28 @@ def test_engine_without_weights_stands_down_again_for_a_learner_that_died_before
             second.give_back()
             await s.served(version)
         second.close()
+
+    run(body())
+
+
+@pytest.mark.parametrize("change", ["sleep", "wake_up"])
+def test_engine_that_hangs_while_it_changes_hands_ends_the_actor(tmp_path, monkeypatch, change):
+    async def body():
+        s = make_setup(tmp_path, limits=dataclasses.replace(LIMITS, swap_timeout_s=0.05))
+        s.actor.turn, learner = EngineTurn(tmp_path), TrainerTurn(tmp_path)
+        assert s.actor.turn.try_take()
+        monkeypatch.setattr(s.engine, change, asyncio.Event().wait)
+        version = s.publish(0)
+        async with s.serving() as serving:
+            await s.served(version)
+            taking = asyncio.create_task(asyncio.to_thread(learner.take, lambda: None))
+            if change == "wake_up":
+                await taking
+                learner.give_back()
+            assert isinstance(await ended(serving), EngineDeadError)
+            s.actor.turn.give_back()  # as the death of its process does
+            await taking
+        learner.close()
 
     run(body())
 

@@ -181,6 +181,8 @@ def main(argv: list[str]) -> None:
             for way, config in of_setup.items():
                 name = f"{way}, H={setup.name}"
                 found[way] = sessions.row_of(name, config, ran[way], way=way, window=setup.window, setup=setup.name)
+                if setup.engine is not None:  # its logprobs are made up
+                    found[way] |= {"ess": None, "mismatch_kl": None}
                 found[way]["profile"] = {"profile": f"H={setup.name}"}
                 found[way]["by_step"] = {metric: by_step(ran[way], metric) for metric in BY_STEP}
                 rows[name], configs[name] = found[way], config

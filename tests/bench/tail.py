@@ -203,9 +203,9 @@ def draw(file: pathlib.Path, rows: Mapping[str, Mapping[str, Any]], ratios: tupl
         right.plot(range(1, len(rounds_s) + 1), rounds_s, marker=".", label=variant, color=COLORS[n])
     left.set_xticks(range(len(ratios)), [f"max / P75 = {x}" for x in ratios])
     left.set_ylabel("speed-up over serial")
-    left.legend(frameon=False, fontsize=7)
     right.set_xlabel(f"round (max / P75 = {ratios[-1]})")
     right.set_ylabel("seconds")
+    fig.legend(*left.get_legend_handles_labels(), loc="outside upper center", ncols=len(VARIANTS), frameon=False)
     fig.savefig(file, dpi=130)
     plt.close(fig)
 

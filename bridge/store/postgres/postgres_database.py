@@ -86,7 +86,7 @@ class Listener:
                 logging.log_every_n_seconds(logging.WARNING, "store notifications not received: %s", 30, why)
             if time.monotonic() - began_s > 2 * _LONGEST_PAUSE_S:
                 pause_s = _FIRST_PAUSE_S
-            select.select([self._wake_read], [], [], pause_s * random.uniform(0.5, 1.0))
+            _wait_readable(self._wake_read, timeout_s=pause_s * random.uniform(0.5, 1.0))
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _listen_once(self) -> None:
@@ -96,7 +96,7 @@ class Listener:
                 self._connection = connection
             self._count(TOPICS)  # changes before this moment were not counted
             while not self._is_closed:
-                select.select([connection.fileno(), self._wake_read], [], [])
+                _wait_readable(connection.fileno(), self._wake_read)
                 self._count({n.payload for n in connection.notifies(timeout=0) if n.payload in TOPICS})
 
     def _count(self, topics: Collection[Topic]) -> None:
@@ -104,6 +104,14 @@ class Listener:
             for topic in topics:
                 self._counts[topic] += 1
             self._changed.notify_all()
+
+
+def _wait_readable(*fds: int, timeout_s: float | None = None) -> None:
+    """Waits until one of the descriptors can be read; unlike `select.select`, of any number."""
+    poll = select.poll()
+    for fd in fds:
+        poll.register(fd, select.POLLIN)
+    poll.poll(None if timeout_s is None else 1000 * timeout_s)
 
 
 SUPERSEDED, NO_RUN = "SL001", "SL002"  # schema.sql: lock_run

@@ -5,6 +5,7 @@ import sys
 from typing import Any
 
 from actor.vllm.engine import VllmEngine
+from actor.vllm.engine_setup import tune_gc
 from configs.schema import Config
 from configs.sections import ActorConfig
 from launch.tools.profile_machine.measure_engine import profile_engine
@@ -12,6 +13,8 @@ from tests.bench.rig.paced_engine import PacedEngine
 from tests.bench.rig.replay import ReplayEngine
 from tests.bench.rig.serving import Server, run_server
 from tests.bench.rig.session import Session
+
+tune_gc()  # as in launch/actor.py: also in the engine's process
 
 
 class RealServer(Server):

@@ -1,5 +1,8 @@
 """The ledger under any order of calls: no micro-batch is in an update's gradient twice, and none is missing."""
 
+import functools
+
+import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -52,6 +55,16 @@ def test_every_micro_batch_is_merged_once_whatever_is_lost(steps):
         merged.append(number)
     assert sorted(merged) == list(range(num)) and ledger.is_complete
     assert ledger.denominator == sum(range(num))
+
+
+def test_divisor_of_many_tokens_may_differ_by_what_float32_rounds():
+    shares = np.random.default_rng(0).integers(10_000, 60_000, 1_200).astype(float)
+    ledger = GradientLedger()
+    for share in shares:
+        ledger.add(share)
+    added = float(functools.reduce(lambda total, share: np.float32(total + np.float32(share)), shares, np.float32(0)))
+    assert added != ledger.denominator and ledger.is_sum(added)
+    assert not ledger.is_sum(added - float(shares.min()))
 
 
 @pytest.mark.parametrize(("numbers", "denominator"), [((0,), 3.0), ((1, 0), 3.0), ((0, 1, 1), 5.0), ((0, 1), 3.01)])

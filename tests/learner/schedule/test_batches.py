@@ -1,9 +1,12 @@
+import dataclasses
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from bridge.rollout_types import Task
 from configs import schema, sections
+from configs.sections.teacher import Teacher
 from learner.metrics.sample_record import SamplePick
 from learner.metrics.step_metrics import RewardMetrics
 from learner.schedule.consume_groups import consume
@@ -54,3 +57,18 @@ def test_consume_keeps_groups_evenly_over_the_round_with_the_advantages_they_tra
     kept = pick.take()
     assert [(p.group.ticket_id, p.source) for p in kept] == [("t3", "source of t3"), ("t5", "source of t5")]
     assert [a.tolist() for a in kept[0].advantages or ()] == [[0.5, 0.5, 0.5], [-0.5, -0.5]]
+
+
+def test_group_with_a_teacher_has_a_signal_and_no_known_advantages():
+    loss = sections.LossConfig(advantage="none", teacher_coef=1.0, teachers={"a": Teacher(path="m")})
+    prompts = sections.PromptsConfig(teacher_field="t")
+    config = schema.Config(preset="test", loss=loss, prompts=prompts)
+    planner: Any = planner_of(num_left_in_round=config.rounds.groups_per_round)
+    planner.ticket = lambda id_: make_ticket(
+        id_, task=dataclasses.replace(Task.judged_by("exact", answer="42"), teacher="a")
+    )
+    tally, pick = RewardMetrics(loss, max_response_tokens=16), pick_of(config, config.rounds.groups_per_round)
+    groups = [make_group(make_ticket(), rollouts=(make_rollout(3), make_rollout(2)))]
+    (micro,) = consume(config, planner, tally, AutoShape(config), groups, pick)
+    assert int(micro.batch.num_zero_variance_groups) == 0 and int(micro.batch.num_groups) == 1
+    assert [p.advantages for p in pick.take()] == [None]
