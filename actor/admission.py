@@ -5,9 +5,9 @@ The policy applies to train tickets. Probes and evaluations go first and use eng
 * fifo: as many tickets as the engine has capacity for, counted in sequences.
 * frontier(width): frontier-group dispatch (RolloutPipe section 3.3, eq. 5-6; docs/design/streaming.md). A request is
   admitted if and only if its group is among the `width` lowest orders that are not serving-complete. A slot frees when
-  all requests of a group have finished, before their rewards are known. The store limits claims to the frontier, which
-  all actors share (`bridge/store/claim.py`). If the learner chooses the width (admission.width=auto), only the store
-  has it, and an actor claims as with fifo.
+  all requests of a group have finished, before their rewards are known. An actor claims as with fifo. The store limits
+  claims of train tickets to the frontier, which all actors share (`bridge/store/claim.py`). If the learner chooses the
+  width (admission.width=auto), only the store has it.
 * window(sequences): in-flight generation (PipelineRL Algorithm 2). A fixed number of sequences is in progress, split
   over the actors (`sequences_per_engine`). One spare ticket is claimed ahead so that no slot waits for a claim. A lag
   bound disables the spare: tickets are scarce then, and a spare would idle another engine.
@@ -150,11 +150,7 @@ class Admission:
 
     def num_to_claim(self) -> int:
         """Returns the number of tickets to claim now: those that can start, and a window's spare tickets."""
-        if self.policy == "frontier" and self.width:
-            num_train = sum(not _is_pinned(s.ticket) for s in self._served.values())
-            free = max(0, self.width * self._tickets_per_group - num_train)
-        else:
-            free = -(-max(0, self.num_free) // self._requests_per_ticket) + self._num_spare
+        free = -(-max(0, self.num_free) // self._requests_per_ticket) + self._num_spare
         return max(0, free - len(self._waiting))
 
     def offer(self, tickets: Iterable[Ticket]) -> None:
