@@ -84,7 +84,8 @@ class Admission:
         """Engines that share the tickets, including this one."""
         self._shared_places = 0
         self._requests_per_ticket = -(-samples_per_group // tickets_per_group)
-        self._tickets_per_group = tickets_per_group
+        self.tickets_per_group = tickets_per_group
+        """Tickets of a training group: its requests with admission.unit=sample, otherwise 1."""
         self._waiting: dict[str, Ticket] = {}
         self._served: dict[str, _Served] = {}
 
@@ -139,9 +140,9 @@ class Admission:
     @property
     def samples_per_engine(self) -> int | None:
         """Share of a group for this engine, in single-sample tickets; None if groups are not split."""
-        if self._tickets_per_group == 1 or self.num_engines == 1:
+        if self.tickets_per_group == 1 or self.num_engines == 1:
             return None
-        return -(-self._tickets_per_group * self.capacity // self.all_places)
+        return -(-self.tickets_per_group * self.capacity // self.all_places)
 
     @property
     def all_places(self) -> int:
