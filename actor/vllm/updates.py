@@ -21,9 +21,6 @@ from configs.schema import Config
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
 
-_STAGE_S = 120.0
-"""Timeout for checking and staging a version, in seconds."""
-
 
 class WeightUpdates:
     """Weight updates of one engine in one run; one update at a time."""
@@ -33,6 +30,8 @@ class WeightUpdates:
         self._num_workers = config.actor.tensor_parallel_size
         self._recomputes = config.publish.kv_cache == "recompute"
         self._resumes = config.publish.at_publish == "abort_and_resume"
+        self._stage_s = config.supervision.engine_timeout_s / 2
+        """Timeout for checking and staging a version, in seconds. The rest of the update's timeout is for the load."""
         self._control: WorkerChannel | None = None
         """Channel to the workers that does not wait for engine steps; set at the first update."""
         self.is_open = asyncio.Event()
@@ -98,9 +97,9 @@ class WeightUpdates:
           SnapshotError: a worker rejected the snapshot.
         """
         try:
-            said = await asyncio.to_thread(control.ask, str(path), codec.encode(manifest), timeout_s=_STAGE_S)
+            said = await asyncio.to_thread(control.ask, str(path), codec.encode(manifest), timeout_s=self._stage_s)
         except TimeoutError:  # loaded in the pause
-            logging.warning("version %s was not staged within %.0f s", manifest.version, _STAGE_S)
+            logging.warning("version %s was not staged within %.0f s", manifest.version, self._stage_s)
             return
         if refusals := [refusal for refusal in said if refusal]:
             await self._llm.collective_rpc("drop_snapshot")  # other workers may hold the file
