@@ -35,7 +35,7 @@ class WeightUpdates:
         self._control: WorkerChannel | None = None
         """Channel to the workers that does not wait for engine steps; set at the first update."""
         self.is_open = asyncio.Event()
-        """Cleared while requests are aborted for an update: no request starts before the new weights are loaded."""
+        """Cleared during the pause: a request that starts then would use the prompt cache of the old weights."""
         self.is_open.set()
         self.failure: EngineDeadError | None = None
         """Failure of an update; nothing may be sampled after it."""
@@ -114,9 +114,9 @@ class WeightUpdates:
         """
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 
+        self.is_open.clear()
         # `AsyncLLM.pause_generation` would add 20 ms of sleep, only to let late outputs arrive first.
         if self._resumes:
-            self.is_open.clear()
             await self._llm.engine_core.pause_scheduler_async(mode="abort", clear_cache=True)
         else:
             await self._llm.engine_core.pause_scheduler_async(mode="keep", clear_cache=False)

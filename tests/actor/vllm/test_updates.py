@@ -18,6 +18,7 @@ from bridge.rollout_types import Version
 from bridge.snapshots.snapshot_writer import SnapshotWriter
 from bridge.weight_types import WeightManifest
 from configs.schema import Config
+from configs.sections import PublishConfig
 from tests.bridge.snapshots.whole import write_whole
 
 TABLE = {"a.weight": ("float32", (2, 4))}
@@ -89,10 +90,11 @@ class FakeLlm:
 
 
 class Rig:
-    def __init__(self, folder: Any) -> None:
+    def __init__(self, folder: Any, **publish: Any) -> None:
         self.llm: Any = FakeLlm()
         self.counter = StatLogger()
-        self.updates = WeightUpdates(self.llm, Config(preset="t"), expected=TABLE, counter=self.counter)
+        config = Config(preset="t", publish=PublishConfig(**publish))
+        self.updates = WeightUpdates(self.llm, config, expected=TABLE, counter=self.counter)
         self._writer = SnapshotWriter(folder / "snapshots", run="r", tokenizer_hash="t")
         self._folder, self._step = folder, 0
 
@@ -141,6 +143,21 @@ def test_staging_leaves_half_of_the_updates_timeout_to_the_load(rig, monkeypatch
     monkeypatch.setattr(WorkerChannel, "ask", lambda self, *message, timeout_s: timeouts.append(timeout_s) or [])
     bounded(rig.swap())
     assert timeouts == [Config(preset="t").supervision.engine_timeout_s / 2]
+
+
+@pytest.mark.parametrize("at_publish", ["keep", "abort_and_resume", "drain"])
+def test_no_request_starts_while_weights_are_loaded(tmp_path, monkeypatch, at_publish):
+    rig, seen = Rig(tmp_path, at_publish=at_publish), []
+    load = rig.llm.update_weights
+
+    async def look_and_load(request: Any) -> None:
+        seen.append(rig.updates.is_open.is_set())
+        await load(request)
+
+    monkeypatch.setattr(rig.llm, "update_weights", look_and_load)
+    bounded(rig.swap())
+    rig.updates.close()
+    assert seen == [False] and rig.updates.is_open.is_set()
 
 
 def test_pause_is_excluded_from_the_decode_speeds_before_the_engine_resumes(rig, monkeypatch):
