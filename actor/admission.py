@@ -5,9 +5,9 @@ The policy applies to train tickets. Probes and evaluations go first and use eng
 * fifo: as many tickets as the engine has capacity for, counted in sequences.
 * frontier(width): frontier-group dispatch (RolloutPipe section 3.3, eq. 5-6; docs/design/streaming.md). A request is
   admitted if and only if its group is among the `width` lowest orders that are not serving-complete. A slot frees when
-  all requests of a group have finished, before their rewards are known. The store limits claims to the frontier, which
-  all actors share (`bridge/store/claim.py`). If the learner chooses the width (admission.width=auto), only the store
-  has it, and an actor claims as with fifo.
+  all requests of a group have finished, before their rewards are known. An actor claims as with fifo. The store limits
+  claims of train tickets to the frontier, which all actors share (`bridge/store/claim.py`). If the learner chooses the
+  width (admission.width=auto), only the store has it.
 * window(sequences): in-flight generation (PipelineRL Algorithm 2). A fixed number of sequences is in progress, split
   over the actors (`sequences_per_engine`). One spare ticket is claimed ahead so that no slot waits for a claim. A lag
   bound disables the spare: tickets are scarce then, and a spare would idle another engine.
@@ -84,7 +84,8 @@ class Admission:
         """Engines that share the tickets, including this one."""
         self._shared_places = 0
         self._requests_per_ticket = -(-samples_per_group // tickets_per_group)
-        self._tickets_per_group = tickets_per_group
+        self.tickets_per_group = tickets_per_group
+        """Tickets of a training group: its requests with admission.unit=sample, otherwise 1."""
         self._waiting: dict[str, Ticket] = {}
         self._served: dict[str, _Served] = {}
 
@@ -139,9 +140,9 @@ class Admission:
     @property
     def samples_per_engine(self) -> int | None:
         """Share of a group for this engine, in single-sample tickets; None if groups are not split."""
-        if self._tickets_per_group == 1 or self.num_engines == 1:
+        if self.tickets_per_group == 1 or self.num_engines == 1:
             return None
-        return -(-self._tickets_per_group * self.capacity // self.all_places)
+        return -(-self.tickets_per_group * self.capacity // self.all_places)
 
     @property
     def all_places(self) -> int:
@@ -150,11 +151,7 @@ class Admission:
 
     def num_to_claim(self) -> int:
         """Returns the number of tickets to claim now: those that can start, and a window's spare tickets."""
-        if self.policy == "frontier" and self.width:
-            num_train = sum(not _is_pinned(s.ticket) for s in self._served.values())
-            free = max(0, self.width * self._tickets_per_group - num_train)
-        else:
-            free = -(-max(0, self.num_free) // self._requests_per_ticket) + self._num_spare
+        free = -(-max(0, self.num_free) // self._requests_per_ticket) + self._num_spare
         return max(0, free - len(self._waiting))
 
     def offer(self, tickets: Iterable[Ticket]) -> None:

@@ -263,8 +263,8 @@ class Actor:
 
     @property
     def _takes_new(self) -> bool:
-        num_unstored = len(self._groups) - len(self.admission.in_service)
-        is_held_up = num_unstored >= self.limits.max_unstored_groups
+        num_unstored_tickets = len(self._groups) - len(self.admission.in_service)
+        is_held_up = num_unstored_tickets >= self.limits.max_unstored_groups * self.admission.tickets_per_group
         return not (self.is_paused or self.is_shutting_down or is_held_up or self.fence.must_restart)
 
     async def _claim(self) -> None:

@@ -21,9 +21,6 @@ from configs.schema import Config
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
 
-_STAGE_S = 120.0
-"""Timeout for checking and staging a version, in seconds."""
-
 
 class WeightUpdates:
     """Weight updates of one engine in one run; one update at a time."""
@@ -33,10 +30,12 @@ class WeightUpdates:
         self._num_workers = config.actor.tensor_parallel_size
         self._recomputes = config.publish.kv_cache == "recompute"
         self._resumes = config.publish.at_publish == "abort_and_resume"
+        self._stage_s = config.supervision.engine_timeout_s / 2
+        """Timeout for checking and staging a version, in seconds. The rest of the update's timeout is for the load."""
         self._control: WorkerChannel | None = None
         """Channel to the workers that does not wait for engine steps; set at the first update."""
         self.is_open = asyncio.Event()
-        """Cleared while requests are aborted for an update: no request starts before the new weights are loaded."""
+        """Cleared during the pause: a request that starts then would use the prompt cache of the old weights."""
         self.is_open.set()
         self.failure: EngineDeadError | None = None
         """Failure of an update; nothing may be sampled after it."""
@@ -98,9 +97,9 @@ class WeightUpdates:
           SnapshotError: a worker rejected the snapshot.
         """
         try:
-            said = await asyncio.to_thread(control.ask, str(path), codec.encode(manifest), timeout_s=_STAGE_S)
+            said = await asyncio.to_thread(control.ask, str(path), codec.encode(manifest), timeout_s=self._stage_s)
         except TimeoutError:  # loaded in the pause
-            logging.warning("version %s was not staged within %.0f s", manifest.version, _STAGE_S)
+            logging.warning("version %s was not staged within %.0f s", manifest.version, self._stage_s)
             return
         if refusals := [refusal for refusal in said if refusal]:
             await self._llm.collective_rpc("drop_snapshot")  # other workers may hold the file
@@ -115,9 +114,9 @@ class WeightUpdates:
         """
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 
+        self.is_open.clear()
         # `AsyncLLM.pause_generation` would add 20 ms of sleep, only to let late outputs arrive first.
         if self._resumes:
-            self.is_open.clear()
             await self._llm.engine_core.pause_scheduler_async(mode="abort", clear_cache=True)
         else:
             await self._llm.engine_core.pause_scheduler_async(mode="keep", clear_cache=False)

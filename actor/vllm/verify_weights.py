@@ -54,6 +54,7 @@ def _range(size: int, rank: int, among: int) -> slice:
 
 _PROBED_COLUMNS = 4
 _PROBED_ROWS = 64
+_PROBED_EXPERT_ROWS = 4
 _PLAIN_EXPERTS = ("CPU", "TRITON", "BATCHED_TRITON")
 """vLLM backends that hold experts unpacked (the CPU backend packs them after verification)."""
 
@@ -134,7 +135,7 @@ class _Verification:
         self._compare(name, layer.weight, weight)
 
     def experts(self, name: str, layer: Any) -> None:
-        """Verifies rows of a layer's experts; vLLM holds gate and up as [experts, 2 F, D], down as [experts, D, F].
+        """Verifies the same rows of all experts; vLLM holds gate and up as [experts, 2 F, D], down as [experts, D, F].
 
         Some GPU kernels shuffle experts. Only the learner's probe verifies those.
         """
@@ -145,18 +146,21 @@ class _Verification:
             logger.warning("experts served by %s are proved by the learner's probe only", backend)
             self.proved.update(key for key in self._tensors if key.startswith(f"{prefix}."))
             return
-        for i in range(gate_up.shape[0]):
-            gate, up, out = (f"{prefix}.{i}.{part}_proj.weight" for part in ("gate", "up", "down"))
-            mine = expert_rows(layer, self._tensors[gate].shape[0])
-            size = mine.stop - mine.start
-            rows = self._spread(size, _PROBED_ROWS)
-            for number, key in enumerate((gate, up)):
-                want = self._tensors[key][mine]
-                self._compare(key, gate_up[i, number * size + rows, : want.shape[1]], want[rows])
-            want = self._tensors[out][:, mine]
-            rows = self._spread(want.shape[0], _PROBED_ROWS)
-            self._compare(out, down[i, rows, : want.shape[1]], want[rows])
-            self.proved.update((gate, up, out))
+        keys = {
+            part: [f"{prefix}.{i}.{part}_proj.weight" for i in range(gate_up.shape[0])]
+            for part in ("gate", "up", "down")
+        }
+        mine = expert_rows(layer, self._tensors[keys["gate"][0]].shape[0])
+        size = mine.stop - mine.start
+        rows = self._spread(size, _PROBED_EXPERT_ROWS)
+        # One comparison per part: on a GPU each costs a copy and a synchronization, and this is in the pause.
+        for number, part in enumerate(("gate", "up")):
+            want = torch.stack([self._tensors[key][mine].index_select(0, rows) for key in keys[part]])
+            self._compare(f"{prefix}.*.{part}_proj.weight", gate_up[:, number * size + rows, : want.shape[2]], want)
+        rows = self._spread(self._tensors[keys["down"][0]].shape[0], _PROBED_EXPERT_ROWS)
+        want = torch.stack([self._tensors[key][:, mine].index_select(0, rows) for key in keys["down"]])
+        self._compare(f"{prefix}.*.down_proj.weight", down[:, rows, : want.shape[2]], want)
+        self.proved.update(*keys.values())
 
     def _parts(self, module_name: str, kind: str) -> list[torch.Tensor]:
         prefix, _, leaf = module_name.rpartition(".")

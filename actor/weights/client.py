@@ -86,6 +86,8 @@ class WeightClient:
         except SnapshotError as e:
             self._refuse(None, e)
             return None
+        if self._refused is None:
+            self._num_refusals = 0  # the announcement is readable again
         served = self._engine.version
         if manifest is None:
             return None

@@ -55,16 +55,14 @@ def test_frontier_on_the_papers_example_refills_with_the_next_lowest_order():
     assert ids(admission.in_service) == ["t2", "t3"]
 
 
-def test_frontier_num_to_claim_is_what_fits():
-    admission = frontier(3)
-    assert admission.num_to_claim() == 3
+def test_full_frontier_leaves_the_engines_room_to_evaluations_and_probes():
+    admission = frontier(1, max_sequences=8)
+    assert admission.num_to_claim() == 4
     admission.offer(tickets(1))
-    assert admission.num_to_claim() == 2
     admission.admit(V0)
-    assert admission.num_to_claim() == 2
-    admission.offer(tickets(2, 3))
-    admission.admit(V0)
-    assert admission.num_to_claim() == 0
+    assert admission.num_to_claim() == 3
+    admission.offer(tickets(2))  # waits for the frontier
+    assert admission.admit(V0) == [] and admission.num_to_claim() == 2
 
 
 def test_frontier_width_lowered_in_service_admits_nothing_until_it_fits():
@@ -199,7 +197,7 @@ def test_admit_without_weights_admits_nothing():
 
 
 def test_tickets_for_newer_weights_wait_and_block_nobody():
-    admission = frontier(2)
+    admission = frontier(2, max_sequences=4)
     admission.offer([*tickets(1, min_version=V1), *tickets(2, 3)])
     assert ids(admission.admit(V0)) == ["t2", "t3"]
     finish(admission, tickets(2)[0])

@@ -231,10 +231,11 @@ def test_group_that_is_on_its_way_when_the_actor_is_fenced_has_arrived_before_it
 
 
 @pytest.mark.heavy
-def test_store_that_takes_no_groups_stops_new_ones_and_not_what_runs(tmp_path, monkeypatch):
+@pytest.mark.parametrize("tickets_per_group", [1, 2])
+def test_store_that_takes_no_groups_stops_new_ones_and_not_what_runs(tmp_path, monkeypatch, tickets_per_group):
     async def body():
-        limits = dataclasses.replace(LIMITS, max_unstored_groups=2)
-        s = make_setup(tmp_path, auto=True, width=1, limits=limits)
+        limits = dataclasses.replace(LIMITS, max_unstored_groups=2 // tickets_per_group)
+        s = make_setup(tmp_path, auto=True, width=1, limits=limits, tickets_per_group=tickets_per_group)
         put_group, go_on = s.store.put_group, threading.Event()
         monkeypatch.setattr(s.store, "put_group", lambda group: go_on.wait(30) and put_group(group))
         s.publish(0)

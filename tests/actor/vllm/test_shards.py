@@ -80,3 +80,43 @@ def test_matrix_that_can_not_be_split_evenly_is_refused():
     assert expert_rows(layer, 8) == slice(4, 8)
     with pytest.raises(RuntimeError, match="7 rows cannot be split evenly over 2 processes"):
         expert_rows(layer, 7)
+
+
+EXPERTS, SIZE = 8, 6
+
+
+def swap_experts(parts: Any) -> None:
+    parts["up"][[2, 5]] = parts["up"][[5, 2]]
+
+
+def transpose_expert(parts: Any) -> None:
+    parts["gate"][3] = parts["gate"][3].T.clone()
+
+
+def miss_expert(parts: Any) -> None:
+    parts["down"][EXPERTS - 1] += 1
+
+
+@pytest.mark.parametrize("damage", [None, swap_experts, transpose_expert, miss_expert])
+def test_experts_are_compared_at_once_and_a_wrong_one_is_found(monkeypatch, damage):
+    from actor.vllm.verify_weights import verify_served
+
+    parts = {p: torch.rand(EXPERTS, SIZE, SIZE, dtype=torch.float64) for p in ("gate", "up", "down")}
+    snapshot = {f"mlp.{i}.{p}_proj.weight": parts[p][i].clone() for p in parts for i in range(EXPERTS)}
+    if damage is not None:
+        damage(parts)
+    layer: Any = torch.nn.Module()
+    model = torch.nn.ModuleDict({"mlp": layer})
+    mine = slice(SIZE // 2, SIZE)  # the second of two processes
+    layer.w13_weight = torch.cat([parts["gate"][:, mine], parts["up"][:, mine]], dim=1)
+    layer.w2_weight = parts["down"][:, :, mine]
+    layer.moe_config = SimpleNamespace(tp_rank=1, tp_size=2)
+    layer.quant_method = SimpleNamespace(unquantized_backend=SimpleNamespace(name="CPU"))
+    equal, compared = torch.equal, []
+    monkeypatch.setattr("torch.equal", lambda got, want: compared.append(got.shape) or equal(got, want))
+    if damage is None:
+        verify_served(model, snapshot, seed=0)
+        assert len(compared) == 3
+    else:
+        with pytest.raises(RuntimeError, match="not served as it is in the snapshot"):
+            verify_served(model, snapshot, seed=0)

@@ -13,11 +13,12 @@ from actor.engine_protocol import EngineDeadError, WeightLoadError
 from actor.vllm import updates
 from actor.vllm.convert import StatLogger
 from actor.vllm.updates import WeightUpdates
-from actor.vllm.worker_channel import listen
+from actor.vllm.worker_channel import WorkerChannel, listen
 from bridge.rollout_types import Version
 from bridge.snapshots.snapshot_writer import SnapshotWriter
 from bridge.weight_types import WeightManifest
 from configs.schema import Config
+from configs.sections import PublishConfig
 from tests.bridge.snapshots.whole import write_whole
 
 TABLE = {"a.weight": ("float32", (2, 4))}
@@ -89,10 +90,11 @@ class FakeLlm:
 
 
 class Rig:
-    def __init__(self, folder: Any) -> None:
+    def __init__(self, folder: Any, **publish: Any) -> None:
         self.llm: Any = FakeLlm()
         self.counter = StatLogger()
-        self.updates = WeightUpdates(self.llm, Config(preset="t"), expected=TABLE, counter=self.counter)
+        config = Config(preset="t", publish=PublishConfig(**publish))
+        self.updates = WeightUpdates(self.llm, config, expected=TABLE, counter=self.counter)
         self._writer = SnapshotWriter(folder / "snapshots", run="r", tokenizer_hash="t")
         self._folder, self._step = folder, 0
 
@@ -124,16 +126,38 @@ def test_version_that_is_not_staged_in_time_is_loaded_and_the_next_is_staged_aga
     async def body() -> None:
         await rig.swap()
         rig.llm.may_prepare.clear()
-        monkeypatch.setattr(updates, "_STAGE_S", 0)
+        rig.updates._stage_s = 0
         for _ in range(2):  # the second finds the worker still at the first
             await rig.swap()
-        monkeypatch.setattr(updates, "_STAGE_S", 60)
+        rig.updates._stage_s = 60
         rig.llm.may_prepare.set()
         await rig.swap()
 
     bounded(body())
     assert rig.llm.staged == [True, False, False, True]
     assert rig.updates.failure is None and rig.updates.is_open.is_set()
+
+
+def test_staging_leaves_half_of_the_updates_timeout_to_the_load(rig, monkeypatch):
+    timeouts = []
+    monkeypatch.setattr(WorkerChannel, "ask", lambda self, *message, timeout_s: timeouts.append(timeout_s) or [])
+    bounded(rig.swap())
+    assert timeouts == [Config(preset="t").supervision.engine_timeout_s / 2]
+
+
+@pytest.mark.parametrize("at_publish", ["keep", "abort_and_resume", "drain"])
+def test_no_request_starts_while_weights_are_loaded(tmp_path, monkeypatch, at_publish):
+    rig, seen = Rig(tmp_path, at_publish=at_publish), []
+    load = rig.llm.update_weights
+
+    async def look_and_load(request: Any) -> None:
+        seen.append(rig.updates.is_open.is_set())
+        await load(request)
+
+    monkeypatch.setattr(rig.llm, "update_weights", look_and_load)
+    bounded(rig.swap())
+    rig.updates.close()
+    assert seen == [False] and rig.updates.is_open.is_set()
 
 
 def test_pause_is_excluded_from_the_decode_speeds_before_the_engine_resumes(rig, monkeypatch):

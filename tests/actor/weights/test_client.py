@@ -177,6 +177,21 @@ def test_damaged_manifest_is_refused_and_not_read_in_a_busy_loop(setup):
     assert setup.client.num_refused == 2
 
 
+def test_announcement_of_the_served_version_after_unreadable_ones_ends_the_block(setup):
+    setup.publish(0)
+    assert setup.follow()
+    path = setup.root / "snapshots" / "manifest"
+    readable = path.read_bytes()
+    path.write_bytes(b"junk")
+    while not setup.client.is_blocked:
+        setup.now[0] += 100.0
+        assert not setup.follow()
+    path.write_bytes(readable)
+    setup.now[0] += 100.0
+    assert not setup.follow()  # it is served already
+    assert not setup.client.is_blocked
+
+
 def test_version_superseded_while_it_is_copied_is_skipped(setup, monkeypatch):
     stale = setup.publish(0)
     setup.publish(1)
