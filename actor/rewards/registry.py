@@ -83,7 +83,7 @@ def _scored(function: Callable[[Response, Task, Context], Any]) -> Verifier:
         if not isinstance(returned, Score):
             return Score.of(returned)
         answer = None if returned.answer is None else answer_key(returned.answer)
-        return msgspec.structs.replace(returned, answer=answer)
+        return msgspec.structs.replace(returned, value=Score.of(returned.value).value, answer=answer)
 
     return score
 

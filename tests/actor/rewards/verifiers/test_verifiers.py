@@ -198,15 +198,16 @@ def test_reasoning_gym_without_an_entry_fails_rather_than_scores():
 
 
 def states_much(response_text: str, task: Task) -> Score:
-    del response_text, task
-    return Score(value=1.0, verdict="ok", answer="x" * 299)
+    return Score(value=float(response_text), verdict="ok", answer="x" * 299 + task.answer)
 
 
-def test_registry_shortens_the_answer_of_a_custom_verifier_to_what_a_rollout_holds():
-    response = Response(text="", finish="stop", num_tokens=1)
-    got = registry.load(f"{__name__}:states_much")(response, task("7"), NO_CONTEXT)
+def test_registry_makes_the_score_of_a_custom_verifier_one_that_a_rollout_holds():
+    verifier = registry.load(f"{__name__}:states_much")
+    got = verifier(Response(text="1", finish="stop", num_tokens=1), task("7"), NO_CONTEXT)
     held = RewardScore(name="mine", value=got.value, verdict=got.verdict, answer=got.answer)
     assert held.answer is not None and held.answer.startswith("xxx") and len(held.answer) == MAX_ANSWER_CHARS
+    with pytest.raises(ValueError, match="must return a finite number"):
+        verifier(Response(text="nan", finish="stop", num_tokens=1), task("7"), NO_CONTEXT)
 
 
 def test_registry_of_every_name_gives_a_verifier():
