@@ -239,10 +239,15 @@ def _prompt(row: dict[str, Any], form: RowFormat) -> tuple[str, tuple[JsonObject
 
 
 def _parts(row: dict[str, Any], form: RowFormat) -> dict[str, float]:
-    given = row.get(form.rewards_field) if form.rewards_field else None
-    if given is None:
-        return form.source.parts
     field = form.rewards_field
+    given = row.get(field) if field else None
+    if isinstance(given, str) and given:
+        try:
+            given = json.loads(given)
+        except (ValueError, RecursionError):
+            raise NotARowError(f"{field!r} must be a list, or JSON of one, got {_short(given)}") from None
+    if given in (None, "", []):
+        return form.source.parts
     if not isinstance(given, list) or not 1 <= len(given) <= MAX_REWARD_PARTS:
         raise NotARowError(f"{field!r} must be a list of 1 to {MAX_REWARD_PARTS} {{name, weight}}, got {_short(given)}")
     parts: dict[str, float] = {}
