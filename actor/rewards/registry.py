@@ -6,7 +6,9 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from actor.rewards.types import Context, Response, Score, Verifier
+import msgspec
+
+from actor.rewards.types import Context, Response, Score, Verifier, answer_key
 from actor.rewards.verifiers.code_block import fenced
 from actor.rewards.verifiers.math_extract import solution_answer
 from bridge import code_tests
@@ -78,7 +80,10 @@ def prepare(name: str, settings: RewardsConfig) -> None:
 def _scored(function: Callable[[Response, Task, Context], Any]) -> Verifier:
     def score(response: Response, task: Task, context: Context) -> Score:
         returned = function(response, task, context)
-        return returned if isinstance(returned, Score) else Score.of(returned)
+        if not isinstance(returned, Score):
+            return Score.of(returned)
+        answer = None if returned.answer is None else answer_key(returned.answer)
+        return msgspec.structs.replace(returned, value=Score.of(returned.value).value, answer=answer)
 
     return score
 

@@ -47,8 +47,8 @@ class SourceFields:
     revision: str = ""
     """Branch, tag or commit of a Hugging Face dataset. Empty: the newest commit."""
     eval_path: LocalPath = ""
-    """Path of held-out problems. Empty: one in `prompts.held_out_one_in` problems is held out, chosen by a hash of the
-    prompt."""
+    """Path of held-out problems. A Hugging Face dataset other than `path` is read in its default subset and newest
+    commit. Empty: one in `prompts.held_out_one_in` problems is held out, chosen by a hash of the prompt."""
     eval_split: str = ""
     """Split of the Hugging Face dataset with held-out problems. Empty: eval_path, or else one in
     `prompts.held_out_one_in` problems."""

@@ -64,7 +64,7 @@ def tokenize_completions(raw: RawProblem, tokenizer: Tokenizer, config: PromptsC
     if size == 0:
         raise ValueError("the chat template begins the conversation differently when another turn follows")
     completions = tuple(Completion(s.tokens[size:], s.loss_mask[size:]) for s in sequences)
-    return Problem(raw.question, sequences[0].tokens[:size], raw.task, source, completions)
+    return Problem(raw.question, sequences[0].tokens[:size], raw.task, source, completions, raw.asked)
 
 
 def turn_end(tokenizer: Tokenizer, *, is_chat: bool) -> str:

@@ -3,7 +3,7 @@
 import ast
 import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, cast
 
 from bridge.text.chat_template import JsonObject
@@ -55,8 +55,7 @@ def read_prompt(
     if not isinstance(prompt, list) or not prompt:
         raise NotAPromptError(f"{field!r} must be text or a list of messages, got {type(prompt).__name__}")
     messages = tuple(_message(m, field, ignored) for m in prompt)
-    asked = [m for m in messages if m["role"] not in ("system", "developer")] or messages
-    if not any(text_of(m).strip() for m in asked):
+    if not asked_text(messages).strip():
         raise NotAPromptError(f"{field!r} is empty: no message has text")
     if not is_whole and (messages[-1].get("tool_calls") or messages[-1].get("function_call")):
         raise NotAPromptError(f"{field!r} must not end with tool calls without tool results")
@@ -83,6 +82,12 @@ def text_of(message: Mapping[str, Any]) -> str:
     if isinstance(content, list):
         return "".join(p.get("text", "") for p in content if isinstance(p.get("text", ""), str))
     return content or ""
+
+
+def asked_text(messages: Sequence[JsonObject]) -> str:
+    """Returns the text of a conversation without system messages, or all of it if there are no others."""
+    asked = [m for m in messages if m["role"] not in ("system", "developer")] or messages
+    return "\n".join(map(text_of, asked))
 
 
 def _from_json(text: str, field: str) -> list[Any] | None:

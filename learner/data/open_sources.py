@@ -15,7 +15,7 @@ from configs.sections.prompts import PromptSource
 from learner.data.generated import open_generated
 from learner.data.mixture import apportion
 from learner.data.parse_row import RowFormat, parse_row
-from learner.data.problem import Problem, RawProblem
+from learner.data.problem import Problem, RawProblem, question_key
 from learner.data.readers import Rows, open_rows
 from learner.data.row_filter import FilterResult, RowFilter, SetAside
 from learner.data.source_context import OpenedSource, SourceContext, where
@@ -30,14 +30,14 @@ def open_eval_rows(source: PromptSource, form: RowFormat) -> Rows | None:
 
 
 def questions(rows: Rows, form: RowFormat) -> set[str]:
-    """Returns the stripped questions of all well-formed rows."""
+    """Returns the keys of the questions of all well-formed rows (`question_key`)."""
     found: set[str] = set()
     first = 1
     for batch in rows.batches():
         for number, row in enumerate(batch, start=first):
             raw = parse_row(number, row, form) if isinstance(row, dict) else None
             if isinstance(raw, RawProblem):
-                found.add(raw.question.strip())
+                found.add(question_key(raw))
         first += len(batch)
     return found
 
@@ -157,7 +157,7 @@ def open_sources(
       config: the run's config.
       tokenizer: the model's tokenizer.
       gold_failures: rows whose reference answer fails validation.
-      evaluated: questions of evaluation sets (`learner.evaluation.eval_sets.questions_of`).
+      evaluated: question keys of evaluation sets (`learner.evaluation.eval_sets.questions_of`).
 
     Raises:
       ValueError: a source is unusable or leaves no problem to train on or to evaluate, or `prompts.num_epochs` is too
@@ -188,7 +188,7 @@ def open_sources(
         else:
             opened[name] = open_generated(name, setting, num_held_out=shares[name])
         if name not in of_eval:
-            kept_out |= {p.question.strip() for p in opened[name].held_out}
+            kept_out |= {question_key(p) for p in opened[name].held_out}
             setting = dataclasses.replace(setting, evaluated=frozenset(kept_out))
     in_order = [opened[name] for name in sources]
     check_epochs(config, in_order)

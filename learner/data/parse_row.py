@@ -17,6 +17,7 @@ from configs.sections.prompts import VERIFIERS, PromptSource
 from learner.data.conversations import (
     MEDIA_PREFIXES,
     NotAPromptError,
+    asked_text,
     is_media,
     is_unicode,
     read_prompt,
@@ -162,7 +163,8 @@ def problem_of(number: int, row: dict[str, Any], form: RowFormat) -> RawProblem:
         teacher=_teacher(row, form),
     )
     arguments = _object(row, form.template_arguments_field)
-    return RawProblem(question, messages, task, number, source.environment, tools, arguments)
+    asked = asked_text(messages)
+    return RawProblem(question, messages, task, number, source.environment, tools, arguments, asked=asked)
 
 
 def _supervised(number: int, row: dict[str, Any], form: RowFormat) -> RawProblem:
@@ -170,19 +172,19 @@ def _supervised(number: int, row: dict[str, Any], form: RowFormat) -> RawProblem
     _check_there(row, (form.source.prompt_field,))
     response, field = row.get(form.response_field), form.response_field
     question, messages, tools = _prompt(row, form)
+    asked = messages
     if _is_missing(response):
         if not any(m["role"] == "assistant" for m in messages):
             raise NotARowError(f"no field {field!r}, and no assistant message in {form.source.prompt_field!r}")
-        asked = itertools.takewhile(lambda m: m["role"] != "assistant", messages)
+        asked = tuple(itertools.takewhile(lambda m: m["role"] != "assistant", messages))
         question, text = "\n".join(map(text_of, asked)), ""
         if not question.strip():
             raise NotARowError(f"{form.source.prompt_field!r} must have text before the first assistant message")
     else:
         text = answer_text(_answer(response, field, is_needed=True))
     task = task_of("", form.source.parts, answer_in=form.source.answer_in)
-    return RawProblem(
-        question, messages, task, number, "", tools, _object(row, form.template_arguments_field), response=text
-    )
+    arguments = _object(row, form.template_arguments_field)
+    return RawProblem(question, messages, task, number, "", tools, arguments, response=text, asked=asked_text(asked))
 
 
 def _check_there(row: dict[str, Any], wanted: Sequence[str]) -> None:
@@ -237,10 +239,15 @@ def _prompt(row: dict[str, Any], form: RowFormat) -> tuple[str, tuple[JsonObject
 
 
 def _parts(row: dict[str, Any], form: RowFormat) -> dict[str, float]:
-    given = row.get(form.rewards_field) if form.rewards_field else None
-    if given is None:
-        return form.source.parts
     field = form.rewards_field
+    given = row.get(field) if field else None
+    if isinstance(given, str) and given:
+        try:
+            given = json.loads(given)
+        except (ValueError, RecursionError):
+            raise NotARowError(f"{field!r} must be a list, or JSON of one, got {_short(given)}") from None
+    if given in (None, "", []):
+        return form.source.parts
     if not isinstance(given, list) or not 1 <= len(given) <= MAX_REWARD_PARTS:
         raise NotARowError(f"{field!r} must be a list of 1 to {MAX_REWARD_PARTS} {{name, weight}}, got {_short(given)}")
     parts: dict[str, float] = {}

@@ -1,7 +1,7 @@
 """Problems: question, prompt tokens and reward task. Imports neither jax nor grain.
 
 A hash of the question's text selects held-out problems, so a held-out question never trains under any index, epoch,
-seed or source.
+seed, source or system message.
 """
 
 import dataclasses
@@ -41,6 +41,8 @@ class Problem:
     completions: tuple[Completion, ...] = ()
     """Completions of a supervised row; empty in reinforcement learning. A conversation has several if its template
     renders earlier turns differently when later ones follow."""
+    asked: str = ""
+    """Text of the question without system messages; empty: `question`."""
 
     @property
     def num_tokens(self) -> int:
@@ -66,6 +68,8 @@ class RawProblem:
     """Chat template variables, which override `prompts.template_arguments`."""
     response: str = ""
     """Text that a supervised row's model learns to write after the prompt; empty: the assistant messages."""
+    asked: str = ""
+    """Text of the question without system messages; empty: `question`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,6 +132,11 @@ def task_of(
         environment=environment,
         teacher=teacher,
     )
+
+
+def question_key(problem: Problem | RawProblem) -> str:
+    """Returns the text by which training and evaluation tell questions apart: without system messages, stripped."""
+    return (problem.asked or problem.question).strip()
 
 
 def is_held_out(question: str, one_in: int) -> bool:

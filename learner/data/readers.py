@@ -228,7 +228,9 @@ def open_rows(source: PromptSource, columns: Sequence[str], *, path: str = "", s
     """Opens the source's file or data set, or raises ValueError. `path` or `split` selects the evaluation rows."""
     path = path or source.path
     if path.startswith(HUGGING_FACE):
-        return load(dataclasses.replace(source, path=path), columns, split=split or source.split)
+        if path != source.path:  # its subsets and revisions have other names
+            source = dataclasses.replace(source, path=path, subset="", revision="")
+        return load(source, columns, split=split or source.split)
     if path.endswith((".arrayrecord", ".array_record")):
         return ArrayRecordRows(path)
     file = pathlib.Path(path)

@@ -7,7 +7,7 @@ from configs.schema import Config
 from configs.sections.prompts import PromptSource
 from learner.data.completions import tokenize_completions
 from learner.data.parse_row import RowFormat
-from learner.data.problem import BadRow, Problem, RawProblem, is_held_out
+from learner.data.problem import BadRow, Problem, RawProblem, is_held_out, question_key
 from learner.data.row_filter import FilterResult
 from learner.data.tokenizer import Tokenizer, max_prompt_tokens, tokenize
 
@@ -69,11 +69,11 @@ class SourceContext:
 
     def is_held_out(self, raw: RawProblem) -> bool:
         """Returns True if the question's hash holds it out."""
-        return is_held_out(raw.question, self.config.prompts.held_out_one_in)
+        return is_held_out(question_key(raw), self.config.prompts.held_out_one_in)
 
     def is_evaluated(self, raw: RawProblem) -> bool:
         """Returns True if an evaluation file, set or other source has the question, whatever its hash."""
-        return raw.question.strip() in self.evaluated
+        return question_key(raw) in self.evaluated
 
     def tokenize(self, raw: RawProblem, name: str) -> Problem:
         """Returns the tokenized problem of source `name`, or raises ValueError if the chat template rejects it.

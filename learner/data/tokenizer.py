@@ -243,7 +243,7 @@ def tokenize(raw: RawProblem, tokenizer: Tokenizer, config: PromptsConfig, *, so
     if raw.environment and (messages := messages_of(raw, tokenizer, config)):
         asked = asks_of(messages, tools=raw.tools, arguments=raw.template_arguments)
         task = dataclasses.replace(task, metadata=json.dumps(json.loads(task.metadata) | asked))
-    return Problem(raw.question, tokenizer.encode(render(raw, tokenizer, config)), task, source)
+    return Problem(raw.question, tokenizer.encode(render(raw, tokenizer, config)), task, source, asked=raw.asked)
 
 
 def _chat(raw: RawProblem, messages: tuple[JsonObject, ...], tokenizer: Tokenizer) -> str:

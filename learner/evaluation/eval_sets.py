@@ -10,7 +10,7 @@ from configs.sections.evaluation import EvaluationSet
 from configs.sections.prompts import READS_ANSWERS
 from learner.data.generated import draw_held_out
 from learner.data.open_sources import FileProblems
-from learner.data.problem import BadRow, Problem
+from learner.data.problem import BadRow, Problem, question_key
 from learner.data.readers import open_rows
 from learner.data.row_filter import FilterResult, RowFilter
 from learner.data.source_context import SourceContext
@@ -48,8 +48,8 @@ def open_own_sets(config: Config, tokenizer: Tokenizer) -> dict[str, ProblemSet]
 
 
 def questions_of(sets: Mapping[str, ProblemSet]) -> set[str]:
-    """Returns the stripped questions of the sets, which are excluded from training."""
-    return {problem.question.strip() for one in sets.values() for problem in one.problems}
+    """Returns the keys of the sets' questions (`question_key`), which are excluded from training."""
+    return {question_key(problem) for one in sets.values() for problem in one.problems}
 
 
 def all_sets(config: Config, own: Mapping[str, ProblemSet], held_out: Sequence[Problem]) -> list[ProblemSet]:

@@ -109,8 +109,9 @@ _open: dict[tuple[SandboxLimits, HostView], Sandbox] = {}
 
 
 def limits_of(settings: RewardsConfig) -> SandboxLimits:
-    """Returns the limits of a program's sandbox."""
+    """Returns the limits of a program's sandbox; CPU time above that of the longest case."""
     return SandboxLimits(
+        cpu_s=max(SandboxLimits.cpu_s, math.ceil(settings.max_timeout_s) + 1),
         memory_bytes=settings.sandbox_memory_mib * MIB,
         address_space_bytes=2 * settings.sandbox_memory_mib * MIB,
     )

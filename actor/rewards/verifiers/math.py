@@ -224,18 +224,22 @@ def _is_any(gold: str, found: list[Any]) -> bool:
 
 
 def _key(gold: str, stated: str) -> str:
-    """Returns the form in which a stated answer votes; a percent sign is ignored, as in the comparison."""
+    """Returns the form in which a stated answer votes; percent signs and units count as in the comparison."""
     if math_normalize.exceeds_complexity(stated, gold):
         return answer_key(stated)
     if math_forms.choice(gold) and (chosen := math_forms.choice(stated)):
         return chosen[0]
-    value, _ = math_units.split(math_normalize.without_percent(stated) or stated)
+    value, unit = math_units.split(math_normalize.without_percent(stated) or stated)
+    ratio = math_units.ratio(math_units.split(gold)[1], unit)
+    if ratio and ratio != 1:  # the value in the reference answer's unit
+        value = rf"\frac{{{ratio.denominator}}}{{{ratio.numerator}}} \cdot ({value})"
     parsed = limited(lambda: math_expression.read(value), limit_s=MAX_CPU_S, otherwise=None)
-    return canonical(stated, [] if parsed is None else [parsed])
+    key = canonical(stated, [] if parsed is None else [parsed])
+    return answer_key(f"{key} {unit}") if ratio == 0 else key
 
 
 def canonical(text: str, parsed: Sequence[Any]) -> str:
-    """Returns a form that equal answers share: whole numbers exactly, others to six digits.
+    """Returns a form that equal answers share: whole numbers exactly, others to six significant digits.
 
     Six digits match the comparison (`RELATIVE_TOLERANCE`). Wrong answers that are equal in another way, such as x(x+1)
     and x^2+x, count as two; right answers all take the reference form.
@@ -256,6 +260,9 @@ def _form(value: Any) -> str:
     if not (isinstance(value, sympy.Expr) and value.is_number and value.is_finite):
         return sympy.sstr(value)
     number = sympy.N(value, 30)  # thirty digits distinguish a whole number from a near one
-    if number.is_Number and abs(number) < _MAX_WHOLE and abs(number - round(number)) < sympy.Float("1e-9"):
-        return str(round(number))
+    if number.is_Number and abs(number) < _MAX_WHOLE:
+        whole = round(number)
+        # An expression that cancels out is not exactly 0, and a small number is not 0.
+        if abs(number - whole) < sympy.Float("1e-9" if whole else "1e-30"):
+            return str(whole)
     return sympy.sstr(sympy.N(number, 6), full_prec=False)

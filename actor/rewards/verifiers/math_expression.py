@@ -16,6 +16,8 @@ from latex2sympy2_extended.latex2sympy2 import latex2sympy
 from latex2sympy2_extended.logic import And
 from latex2sympy2_extended.math_normalization import NormalizationConfig, normalize_latex
 from latex2sympy2_extended.sets import FiniteSet
+from sympy.core.function import AppliedUndef
+from sympy.logic.boolalg import BooleanAtom
 
 _NORMAL = NormalizationConfig(basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none")
 _UNREADABLE = re.compile(
@@ -142,15 +144,20 @@ def _parsed(text: str) -> Any:
         value = computed(
             lambda normal=normal: latex2sympy(normal, is_real=True, convert_degrees=False, normalization_config=None)
         )
-        if value is not None:
-            return _with_i(value)
+        if value is not None and (found := _with_i(value)) is not None:
+            return found
     return None
 
 
 def _with_i(value: Any) -> Any:
-    """Returns an object in which a free variable i is the imaginary unit; an index of a sum is not free."""
+    """Returns an object in which a free variable i is the imaginary unit, or None if that decides an equation.
+
+    An index of a sum is not free. All names are real, so z = 1 + 2i and z = 1 - 2i would both be false.
+    """
     names = {s: sympy.I for s in getattr(value, "free_symbols", ()) if s.name == "i"}
-    return computed(lambda: value.xreplace(names)) if names else value
+    found = computed(lambda: value.xreplace(names)) if names else value
+    parts = found.args if isinstance(found, FiniteSet) else (found,)
+    return None if any(isinstance(one, BooleanAtom) for one in parts) else found
 
 
 def _joined_relations(parts: list[tuple[str, str]]) -> Any:
@@ -199,7 +206,19 @@ def are_equal(gold: Any, stated: Any) -> bool:
                 return computed(lambda a=one, b=other_set: a == b or sympy.SymmetricDifference(a, b).is_empty) is True
     if isinstance(gold, sympy.Ne) and isinstance(stated, sympy.Ne):
         return gold.free_symbols == stated.free_symbols and as_set(gold) is not None and as_set(gold) == as_set(stated)
+    if isinstance(gold, sympy.Eq) and isinstance(stated, sympy.Eq):
+        if gold.lhs == stated.lhs and isinstance(gold.lhs, sympy.Symbol | sympy.Derivative | AppliedUndef):
+            gold, stated = gold.rhs, stated.rhs
+        elif computed(lambda: sympy.solve(gold, gold.free_symbols)) == []:
+            # The library compares solutions, so it takes all equations without a real one for equal.
+            return _are_multiples(gold, stated)
     return math_verify.verify([gold], [stated], timeout_seconds=None, allow_set_relation_comp=True)
+
+
+def _are_multiples(gold: Any, stated: Any) -> bool:
+    """Returns True if one equation is the other times a number other than 0."""
+    ratio = computed(lambda: sympy.simplify((gold.lhs - gold.rhs) / (stated.lhs - stated.rhs)))
+    return isinstance(ratio, sympy.Expr) and ratio.is_number and ratio.is_nonzero is True
 
 
 def _parts(text: str, joints: re.Pattern[str]) -> list[tuple[str, str]]:

@@ -30,7 +30,7 @@ _KNOWN: dict[str, tuple[str, Fraction]] = {
     **{n: ("time in months", Fraction(s)) for n, s in {"month": 1, "year": 12}.items()},
     **{n: ("mass", Fraction(s)) for n, s in {"mg": "1/1000", "g": 1, "kg": 1000}.items()},
     **{n: ("weight", Fraction(s)) for n, s in {"oz": 1, "lb": 16}.items()},
-    **{n: ("volume", Fraction(s)) for n, s in {"ml": "1/1000", "l": 1}.items()},
+    **{n: ("volume", Fraction(s)) for n, s in {"ml": "1/1000000", "l": "1/1000"}.items()},  # in cubic meters
     **{n: ("money", Fraction(s)) for n, s in {"dollar": 1, "cent": "1/100"}.items()},
 }
 _SHORT = {
@@ -96,6 +96,6 @@ def _measured(unit: str) -> tuple[tuple[tuple[str, int], ...], Fraction] | None:
             if not name:
                 return None
             kind, last = _KNOWN[name]
-            kinds.append((kind, sign * power))
+            kinds.append(("length", 3 * sign * power) if kind == "volume" else (kind, sign * power))
             size *= last ** (sign * power)
     return (tuple(kinds), size) if kinds else None

@@ -39,7 +39,8 @@ def main() -> None:
         found = getattr(found() if inspect.isclass(found) else found, name)
     arguments, keywords = call["arguments"], call["keywords"]
     returned = found(**arguments) if isinstance(arguments, dict) else found(*arguments, **keywords)
-    body = json.dumps({"result": returned}).encode()
+    # NumPy's scalars and arrays have no JSON form, but become numbers and lists.
+    body = json.dumps({"result": returned}, default=lambda value: value.tolist()).encode()
     sys.stdout.flush()
     sys.stderr.flush()
     while body:

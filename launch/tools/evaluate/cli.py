@@ -80,7 +80,8 @@ def main() -> int:
         check_environments(config.environments_played, config.environments)
         for note in (*notes, *check_sandbox(config)):
             print(note, flush=True)
-        sets = eval_runner.open_problems(config, model)
+        run = None if flags.FLAGS.run_dir is None else RunFolder(pathlib.Path(flags.FLAGS.run_dir))
+        sets = eval_runner.open_problems(config, model, run)
     signal.signal(signal.SIGTERM, lambda *_: _interrupt())
     progress = Progress({one.name: len(one.problems) * one.config.k for one in sets.sets})
     with contextlib.ExitStack() as parts:
@@ -121,8 +122,8 @@ def main() -> int:
         print(f"error: {e}", file=sys.stderr)
         return 1
     print(f"results      {out}")
-    if flags.FLAGS.run_dir is not None:
-        results.keep_beside(found, RunFolder(pathlib.Path(flags.FLAGS.run_dir)))
+    if run is not None:
+        results.keep_beside(found, run)
     return 0
 
 

@@ -28,6 +28,7 @@ from actor.serving import MAX_ATTEMPTS, Member, build_group
 from actor.weights.model_folder import tensor_table
 from bridge.rollout_types import Group, Sampling, Ticket, Version
 from bridge.timeline import Timeline
+from configs.run_folder import RunFolder
 from configs.schema import Config
 from launch.startup.build_actor import build_episodes, build_scorer
 from launch.supervision.placement import bind_to_cores, core_ids
@@ -35,6 +36,7 @@ from launch.terminal import make_console
 from launch.tools.evaluate import settings
 from learner.data.open_sources import open_sources
 from learner.data.problem import Problem
+from learner.data.row_filter import read_gold_failures
 from learner.data.tokenizer import Tokenizer, load_tokenizer
 from learner.evaluation.eval_sets import ProblemSet, all_sets, open_own_sets
 from learner.evaluation.pinned_requests import pinned_tickets
@@ -51,8 +53,13 @@ class EvalProblems:
     tokenizer: Tokenizer
 
 
-def open_problems(config: Config, model: pathlib.Path) -> EvalProblems:
+def open_problems(config: Config, model: pathlib.Path, run: RunFolder | None = None) -> EvalProblems:
     """Opens all sets of the config; prints the number of problems and of quarantined rows per set.
+
+    Args:
+      config: settings of the evaluation.
+      model: folder with the tokenizer.
+      run: run whose rows with a wrong reference answer are no held-out problems.
 
     Raises:
       ValueError: a source or the tokenizer is invalid, or a set is empty.
@@ -63,7 +70,9 @@ def open_problems(config: Config, model: pathlib.Path) -> EvalProblems:
         looked_at.check_num_bad(config.prompts.max_bad_share)
     held_out: list[Problem] = []
     if any(not how.has_source for how in config.evaluation_sets.values()):
-        held_out = [problem for source in open_sources(config, tokenizer) for problem in source.held_out]
+        failures = None if run is None else read_gold_failures(run.gold_failures)
+        sources = open_sources(config, tokenizer, gold_failures=failures)
+        held_out = [problem for source in sources for problem in source.held_out]
     sets = all_sets(config, own, held_out)
     for one in sets:
         if not one.problems:

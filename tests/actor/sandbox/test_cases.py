@@ -167,6 +167,7 @@ def test_many_cases_share_a_sandbox_and_are_run_when_asked_for(sandbox: Sandbox)
         ("if __name__ == '__main__': 1 / 0\ndef f(): return 'ö'", Call(function="f", arguments=[]), "ö"),
         ("import sys\ndef f(): return sys.stdin.read()", Call(function="f", arguments=[]), "input"),
         ("def f(xs): return sum(xs)", Call(function="f", arguments=[list(range(200_000))]), sum(range(200_000))),
+        ("import array\ndef f(): return [array.array('i', [1, 2])]", Call(function="f", arguments=[]), [[1, 2]]),
         ("def f(): return [0] * 500_000", Call(function="f", arguments=[]), [0] * 500_000),
         ("import threading, time\nthreading.Thread(target=time.sleep, args=(999,)).start()\ndef f(): return 1",
          Call(function="f", arguments=[]), 1),

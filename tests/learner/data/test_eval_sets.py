@@ -40,9 +40,9 @@ def test_sets_have_the_problems_of_their_own_sources_or_the_held_out_ones(tmp_pa
 
 def test_nothing_trains_on_a_question_that_a_set_asks(tmp_path, tokenizer):
     rows = rows_of(60)
-    asked = EvaluationSet(
-        path=jsonl(tmp_path, [{**r, "prompt": f" {r['prompt']}\n"} for r in rows[10:20]], "set.jsonl")
-    )
+    system = {"role": "system", "content": "Be brief."}
+    chats = [[system, {"role": "user", "content": f" {r['prompt']}\n"}] for r in rows[10:20]]
+    asked = EvaluationSet(path=jsonl(tmp_path, [{"prompt": c, "answer": 1} for c in chats], "set.jsonl"))
     config = with_sets(config_of(path=jsonl(tmp_path, rows), num_updates=1), asked=asked)
     own = open_own_sets(config, tokenizer)
     stream, _, _ = load_prompts(config, tokenizer, evaluated=questions_of(own))

@@ -4,7 +4,7 @@ import importlib.util
 import pytest
 
 from configs import sections
-from learner.data.readers import load
+from learner.data.readers import load, open_rows
 from tests.learner.data.rooms import parquet, rows_of
 
 pytestmark = pytest.mark.skipif(
@@ -102,3 +102,18 @@ def test_load_asks_for_the_revision(monkeypatch):
         with pytest.raises(ValueError, match="cannot be loaded: offline"):
             load(source, ("prompt",), split="train")
     assert asked == [("owner/sums", None, "train", "v1.2"), ("owner/sums", None, "train", None)]
+
+
+def test_open_rows_of_another_data_set_is_of_its_default_subset_and_revision(monkeypatch):
+    asked = []
+
+    def load_dataset(name, subset, *, split, revision):
+        asked.append((name, subset, split, revision))
+        raise OSError("offline")
+
+    monkeypatch.setattr("datasets.load_dataset", load_dataset)
+    source = sections.PromptsConfig(path="hf:owner/sums", subset="main", revision="v1.2").sources[""]
+    for path in ("hf:owner/sums", "hf:other/tests"):
+        with pytest.raises(ValueError, match="cannot be loaded: offline"):
+            open_rows(source, ("prompt",), path=path)
+    assert asked == [("owner/sums", "main", "train", "v1.2"), ("other/tests", None, "train", None)]

@@ -207,6 +207,17 @@ def test_open_mixture_no_source_trains_on_what_another_evaluates(tmp_path, token
     assert len(trained(opened["beside"])) == 110 - len({r["prompt"] for r in shared} & evaluated)
 
 
+def test_open_does_not_train_on_an_evaluated_question_with_another_system_message(tmp_path, tokenizer):
+    rows = rows_of(60)
+    system = {"role": "system", "content": "Be brief."}
+    chats = [r | {"prompt": [system, {"role": "user", "content": r["prompt"]}]} for r in rows]
+    plain, both = jsonl(tmp_path, rows[:20], "plain.jsonl"), jsonl(tmp_path, [*rows, *chats])
+    by_hash = open_one(config_of(path=both, num_problems=60), tokenizer)
+    assert held(by_hash) and not {q.split("\n")[-1] for q in trained(by_hash)} & set(held(by_hash))
+    by_file = open_one(config_of(path=jsonl(tmp_path, chats, "chats.jsonl"), eval_path=plain), tokenizer)
+    assert {q.split("\n")[-1] for q in trained(by_file)} == {r["prompt"] for r in rows[20:]}
+
+
 def test_num_epochs_refuses_a_run_that_asks_rows_more_often_and_says_what_fits(tmp_path, tokenizer):
     rows = [r for r in rows_of(60) if not is_held_out(r["prompt"], 10)][:20]
     fields: dict[str, Any] = dict(path=jsonl(tmp_path, rows), num_problems=0, num_epochs=3)

@@ -62,8 +62,8 @@ def test_parse_row_keeps_question_answer_and_number(answer, want):
         ({"prompt": "half a \ud83d", "answer": "1"}, "must be valid Unicode text"),
         ({"prompt": "x", "answer": "\ud83d"}, "must be valid Unicode text"),
         ({"prompt": [{"role": "user", "content": "\udc00"}], "answer": "1"}, "must be valid Unicode text"),
-        (GOOD | {"rewards": "exact"}, "'rewards' must be a list of 1 to 64 {name, weight}, got 'exact'"),
-        (GOOD | {"rewards": []}, "'rewards' must be a list of 1 to 64"),
+        (GOOD | {"rewards": "exact"}, "'rewards' must be a list, or JSON of one, got 'exact'"),
+        (GOOD | {"rewards": '{"name": "exact"}'}, "'rewards' must be a list of 1 to 64 {name, weight}, got {'name'"),
         (GOOD | {"rewards": ["exact"]}, "'rewards': every part is {name, weight}, got 'exact'"),
         (GOOD | {"rewards": [{"weight": 1}]}, "every part is {name, weight}"),
         (GOOD | {"rewards": [{"name": "exact", "wieght": 2}]}, "every part is {name, weight}"),
@@ -121,6 +121,10 @@ def test_parse_row_rewards_are_the_rows_own_or_the_configs():
     assert parts_of(parsed(own, rewards={"my:score": 2.0})) == {"math": 0.5, "my:score": 1.0}
     assert parts_of(parsed(GOOD, rewards={"exact": 2.0, "my:score": -1.0})) == {"exact": 2.0, "my:score": -1.0}
     assert parts_of(parsed(own, rewards_field="", verifier="math")) == {"math": 1.0}
+    in_json = GOOD | {"rewards": json.dumps(own["rewards"])}
+    assert parts_of(parsed(in_json, rewards={"my:score": 2.0})) == {"math": 0.5, "my:score": 1.0}
+    for absent in (None, "", [], "[]"):
+        assert parts_of(parsed(GOOD | {"rewards": absent}, verifier="math")) == {"math": 1.0}
 
 
 def test_parse_row_teacher_is_the_rows_own_or_its_sources():

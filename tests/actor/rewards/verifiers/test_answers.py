@@ -28,6 +28,8 @@ def read(score, text, answer, finish: Finish = "stop"):
         ((r"\boxed{x+1}", r"\boxed{1 + x}"), "7"),
         ((r"\boxed{\{1, 2\}}", r"\boxed{\{2,1\}}"), "7"),
         ((r"\boxed{1,000}", r"\boxed{1000}"), "7"),
+        ((r"\boxed{\sqrt{3+2\sqrt{2}}-1-\sqrt{2}}", r"\boxed{0}"), "7"),
+        ((r"\boxed{5\text{ cm}}", r"\boxed{50\text{ mm}}", r"\boxed{5}"), r"7\text{ cm}"),
         (("The answer is (B)", r"\boxed{\text{B}}"), "C"),
         # Equal to the row's own answer, by whatever rule the verifier has: one vote.
         ((r"\boxed{50\%}", r"\boxed{0.5}", r"\boxed{\frac{1}{2}}"), "1/2"),
@@ -48,11 +50,16 @@ def test_math_answers_that_are_equal_read_alike(texts, gold):
         (r"\boxed{x+1}", r"\boxed{x-1}"),
         (r"\boxed{(1,2)}", r"\boxed{(2,1)}"),
         (r"\boxed{9^{9^9}}", r"\boxed{9^{9^8}}"),  # too large to compute
+        (r"\boxed{10^{-10}}", r"\boxed{2 \cdot 10^{-10}}"),
+        (r"\boxed{10^{-10}}", r"\boxed{0}"),
+        (r"\boxed{5\text{ cm}}", r"\boxed{5\text{ m}}"),
+        (r"\boxed{5\text{ cm}}", r"\boxed{5\text{ kg}}"),
         ("The answer is (A)", "The answer is (B)"),
     ],
 )
 def test_math_answers_that_differ_read_differently(one, other):
-    assert read(math.score, one, "C" if "(A)" in one else "7") != read(math.score, other, "C" if "(A)" in one else "7")
+    gold = "C" if "(A)" in one else r"7\text{ cm}" if "cm" in one else "7"
+    assert read(math.score, one, gold) != read(math.score, other, gold)
 
 
 @pytest.mark.parametrize("text", ["I think 3 and then 4", "", r"\boxed{}", r"\boxed{3"])

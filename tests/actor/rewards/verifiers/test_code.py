@@ -1,12 +1,19 @@
 import pytest
 
+from actor.rewards.verifiers.code import limits_of
 from actor.rewards.verifiers.code_block import fenced, program_text
+from configs.sections import RewardsConfig
 
 A, B, C = "print(1)\n", "print(2)\n", "int main() {}\n"
 
 
 def block(body: str, name: str = "", marks: str = "```") -> str:
     return f"{marks}{name}\n{body}{marks}\n"
+
+
+@pytest.mark.parametrize(("max_timeout_s", "cpu_s"), [(30.0, 60), (90.5, 92)])
+def test_limits_leave_cpu_time_for_the_longest_timeout(max_timeout_s, cpu_s):
+    assert limits_of(RewardsConfig(max_timeout_s=max_timeout_s)).cpu_s == cpu_s
 
 
 @pytest.mark.parametrize(

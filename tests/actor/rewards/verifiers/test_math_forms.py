@@ -58,6 +58,12 @@ SAME = [
     ("1e-06", "0.000001"),
     ("5e3", "5000"),
     ("N/A", "N/A"),
+    (r"250\text{ ml}", r"250\text{ cm}^3"),
+    (r"1\text{ m}^3", r"1000\text{ liters}"),
+    ("z=1+2i", "z=2i+1"),
+    ("x^2-4x+13=0", "2x^2+26=8x"),
+    (r"x=\infty", r"x=\infty"),
+    (r"\frac{dy}{dx}=2x", r"\frac{dy}{dx}=x+x"),
 ]
 DIFFERENT = [
     (r"\text{CAB}", "ABC"),
@@ -89,6 +95,16 @@ DIFFERENT = [
     (r"x\in(0,1)\cup(2,3)", r"x\in(0,1) \text{ or } y\in(2,3)"),
     (r"(1,2) \text{ or } (3,4)", r"(1,2) \text{ or } (3,5)"),
     ("1e6", "100000"),
+    (r"250\text{ ml}", r"250\text{ cm}"),
+    (r"1\text{ m}^3", r"1\text{ liter}"),
+    ("z=1+2i", "z=1-2i"),
+    (r"w=e^{i\pi/3}", r"w=e^{i\pi/4}"),
+    ("z=1+2i, w=3", "z=5-2i, w=3"),
+    ("x^2-4x+13=0", "x^2-4x+5=0"),
+    ("x^2-2x+5=0", "1=0"),
+    ("z^2=-1", "z^2=-4"),
+    (r"x=\infty", r"x=-\infty"),
+    (r"\frac{dy}{dx}=2x", r"\frac{dy}{dx}=3x"),
 ]
 
 

@@ -9,7 +9,7 @@ import pytest
 from actor.rewards import registry
 from actor.rewards.types import Context, Response, Score
 from actor.rewards.verifiers import math, text_match
-from bridge.rollout_types import Finish, Task
+from bridge.rollout_types import MAX_ANSWER_CHARS, Finish, RewardScore, Task
 from configs.sections import RewardsConfig
 from configs.sections.prompts import VERIFIERS
 from tests.support.lazy import gym, reasoning_gym
@@ -195,6 +195,19 @@ def test_reasoning_gym_judges_the_last_answer_of_a_response_that_marks_one(respo
 def test_reasoning_gym_without_an_entry_fails_rather_than_scores():
     with pytest.raises(ValueError, match="source_dataset"):
         score(gym.score, "7", task("7", "reasoning_gym"), "stop")
+
+
+def states_much(response_text: str, task: Task) -> Score:
+    return Score(value=float(response_text), verdict="ok", answer="x" * 299 + task.answer)
+
+
+def test_registry_makes_the_score_of_a_custom_verifier_one_that_a_rollout_holds():
+    verifier = registry.load(f"{__name__}:states_much")
+    got = verifier(Response(text="1", finish="stop", num_tokens=1), task("7"), NO_CONTEXT)
+    held = RewardScore(name="mine", value=got.value, verdict=got.verdict, answer=got.answer)
+    assert held.answer is not None and held.answer.startswith("xxx") and len(held.answer) == MAX_ANSWER_CHARS
+    with pytest.raises(ValueError, match="must return a finite number"):
+        verifier(Response(text="nan", finish="stop", num_tokens=1), task("7"), NO_CONTEXT)
 
 
 def test_registry_of_every_name_gives_a_verifier():

@@ -14,10 +14,13 @@ from actor.sampling import Sampler
 from bridge.rollout_types import RewardScore, Task, Version
 from configs.run_folder import RunFolder
 from configs.sections import EvaluationSet
-from launch.tools.evaluate.eval_runner import LINE_S, EvalProblems, Progress, Runner, leaves, tickets_of
+from launch.tools.evaluate.eval_runner import LINE_S, EvalProblems, Progress, Runner, leaves, open_problems, tickets_of
 from launch.tools.evaluate.results import keep_beside, print_table, results_of, write
 from learner.data.problem import Problem
+from learner.data.row_filter import write_gold_failures
 from learner.evaluation.eval_sets import ProblemSet
+from tests.learner.data.rooms import config_of, jsonl, rows_of
+from tests.learner.model_folder import make_model_folder
 
 HOW = EvaluationSet(task="chain_sum", verifier="exact", k=2, temperature=0.5, top_p=0.9, max_tokens=4, pass_reward=1.0)
 
@@ -105,6 +108,16 @@ def test_engine_that_dies_ends_it():
     with pytest.raises(ExceptionGroup) as e:
         run(3, dies=True)
     assert set(leaves(e.value)) == {"gone"}
+
+
+def test_problems_of_a_run_leave_out_the_rows_that_the_run_set_aside(tmp_path):
+    model = make_model_folder(tmp_path / "m")
+    config = config_of(path=jsonl(tmp_path, rows_of(100)), num_problems=100)
+    first = open_problems(config, model).sets[0].problems
+    run = RunFolder(tmp_path)
+    row = next(i for i, r in enumerate(rows_of(100), start=1) if r["prompt"] == first[0].question)
+    write_gold_failures(run.gold_failures, {"": {row: "its answer is wrong"}})
+    assert [p.question for p in open_problems(config, model, run).sets[0].problems] == [p.question for p in first[1:]]
 
 
 def results(count, **failures):
