@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import itertools
 import threading
 
 import msgspec
@@ -12,6 +13,7 @@ from bridge import codec
 from bridge.heartbeat_types import Heartbeat
 from bridge.rollout_types import Sampling, Version
 from bridge.store.open import SqlStore
+from bridge.store.sql import ticket_rows
 from bridge.store.store_types import FencedError
 from tests.bridge.factories import as_plain, make_group, make_report, make_rollout, make_ticket
 from tests.bridge.store.engines import rows
@@ -246,6 +248,27 @@ def test_rewind_offers_again_what_was_open_and_keeps_what_needs_no_second_genera
     assert claim_ids(store, "x") == ["was-open"]
     # The rest is the learner's to issue anew, under the same ids.
     assert store.put_tickets([tickets[name] for name in ("later", "held", "future", "unserved")]) == 3
+
+
+@pytest.mark.parametrize("call", ["acknowledge", "withdraw", "roll_back", "withdraw_pinned"])
+def test_groups_are_deleted_a_few_per_transaction_so_that_none_holds_the_runs_lock_for_long(store, monkeypatch, call):
+    monkeypatch.setattr(ticket_rows, "_TICKETS_PER_TRANSACTION", 2)
+    tickets = put(store, *"abcde", kind="eval" if call == "withdraw_pinned" else "train")
+    for ticket in tickets.values():
+        store.put_group(make_group(ticket))
+    learner = getattr(store, "learner", store)
+    write, sizes = learner._database.write, [5]
+
+    def counted(*args):
+        done = write(*args)
+        ((num_groups,),) = learner._read("SELECT count(*) FROM groups WHERE run = :run")
+        sizes.append(num_groups)
+        return done
+
+    monkeypatch.setattr(learner._database, "write", counted)
+    args = {"roll_back": ([],), "withdraw_pinned": ()}.get(call, (list(tickets),))
+    getattr(learner, call)(*args, **({"next_order": 0, "step": -1} if call == "roll_back" else {}))
+    assert sizes[-1] == 0 and max(a - b for a, b in itertools.pairwise(sizes)) == 2
 
 
 def test_restores_are_kept_by_incarnation(store):
