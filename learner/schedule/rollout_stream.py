@@ -142,7 +142,9 @@ class RolloutStream:
         )
         self.clock = WaitingRatios()
         self.num_dropped_updates = 0
-        """Full updates that were discarded (`drop_update`)."""
+        """Full updates that were discarded because a fresh batch was needed (`drop_update`)."""
+        self._actors_in_update: dict[str, frozenset[str]] = {}
+        """Actors of each group in the update in progress, by ticket."""
         self._saving: dict[int, list[str]] = {}
         """Groups in each checkpoint that is not committed yet, by its step."""
 
@@ -184,6 +186,7 @@ class RolloutStream:
             groups = next(self._queue)
             self.clock.arrived(time.monotonic(), self.planner.num_arrived_in_round)
             self.clock.dispatched(time.monotonic(), fills_update=len(groups) == self.planner.num_left_in_update)
+            self._actors_in_update |= {g.ticket_id: g.actors for g in groups}
             for group in groups:
                 self._observe(group)
                 self._frontier_width.observe(group)
@@ -217,6 +220,7 @@ class RolloutStream:
 
     def end_update(self) -> None:
         """Records that the full update was made: the learner's step advances."""
+        self._actors_in_update = {}
         self.group_filter.step += 1
         self.group_filter.fresh_from = None
 
@@ -228,22 +232,32 @@ class RolloutStream:
         """Returns the groups of the update just made that are kept as text."""
         return self._pick.take()
 
-    def drop_update(self) -> None:
-        """Discards the full update; only groups from the current weights are accepted until the next one is made.
+    @property
+    def has_fenced_groups(self) -> bool:
+        """True if a group of the update in progress is from an actor that is fenced."""
+        return not self.fenced_actors.isdisjoint(a for actors in self._actors_in_update.values() for a in actors)
 
-        Tickets in progress on older weights are reissued immediately, since their groups would be rejected.
+    def drop_update(self, *, needs_fresh: bool = True) -> None:
+        """Discards the full update and reissues its tickets.
+
+        With `needs_fresh`, only groups from the current weights are accepted until the next update is made. Tickets in
+        progress on older weights are reissued immediately, since their groups would be rejected.
         """
         ids = [t.id for t in self.planner.reopen_update()]
         self._tally.clear()
         self._pick.clear()
+        self._actors_in_update = {}
         self._queue.take_back(ids)
-        self.group_filter.dropped["off_policy"] += len(ids)
-        self._queue.poll()
-        self.group_filter.fresh_from = self.step
-        tickets = self.planner.reissue_open(step=self.step, keep=self.group_filter.drop_older_than(self.step))
+        self.group_filter.dropped["off_policy" if needs_fresh else "fenced"] += len(ids)
+        if needs_fresh:
+            self._queue.poll()
+            self.group_filter.fresh_from = self.step
+            tickets = self.planner.reissue_open(step=self.step, keep=self.group_filter.drop_older_than(self.step))
+            self.num_dropped_updates += 1
+        else:
+            tickets = [self.planner.renew_one(id_) for id_ in ids]
         self._tickets.withdraw([t.id for t in tickets])
         self._tickets.put_tickets(tickets)
-        self.num_dropped_updates += 1
 
     def end_round(self) -> dict[str, float]:
         """Ends the round and returns its metrics."""
@@ -256,14 +270,17 @@ class RolloutStream:
         return self._objection(group, ticket) is None
 
     def fence(self, actor: str, reason: str, off_nats: float | None = None) -> None:
-        """Fences an actor: rejects its groups and claims; other actors generate its groups again.
+        """Fences an actor: rejects its groups and claims; other actors generate its untrained groups again.
 
+        The caller drops the update in progress if it has groups of the actor (`has_fenced_groups`).
         `off_nats` is the error of its logprobs, in nats, if that is the reason.
         """
         logging.error("actor fenced actor=%s reason=%s", actor, reason)
         self._timeline.instant("fence", actor=actor, off=off_nats)
-        self._tickets.fence(actor, reason)
-        self.group_filter.fence(actor)
+        taken = self._queue.remove(actor)
+        trained = [id_ for id_ in self._queue.get_state()["unacknowledged"] if id_ not in self._actors_in_update]
+        self._tickets.fence(actor, reason, trained=trained)
+        self.group_filter.fence(actor, taken)
 
     def unfence(self, actor: str) -> None:
         """Lifts an actor's fence. None of its earlier samples remain."""

@@ -34,8 +34,8 @@ class GroupTickets(TicketStore, Protocol):
         """Returns the failed tickets and their errors."""
         ...
 
-    def fence(self, actor: str, reason: str) -> None:
-        """Rejects an actor's further claims and groups."""
+    def fence(self, actor: str, reason: str, *, trained: Sequence[str] = ()) -> None:
+        """Rejects an actor's further claims and groups; reissues its tickets except the `trained` ones."""
         ...
 
     def num_unclaimed(self) -> int:
@@ -142,10 +142,10 @@ class SampleTickets(GroupTickets):
         return {id_: given[-1] for id_, given in reasons.items() if len(given) > self._num_spare(id_)}
 
     @override
-    def fence(self, actor: str, reason: str) -> None:
+    def fence(self, actor: str, reason: str, *, trained: Sequence[str] = ()) -> None:
         for id_, parts in self._parts.items():
             self._parts[id_] = {i: g for i, g in parts.items() if actor not in g.actors}
-        self._store.fence(actor, reason)
+        self._store.fence(actor, reason, trained=self._ids(trained))
 
     @override
     def num_unclaimed(self) -> int:

@@ -253,11 +253,18 @@ class Tickets(SharedStore):
         """Returns the cumulative number of reissued tickets, at constant cost."""
         return self._read("SELECT reissued FROM runs WHERE run = :run")[0][0]
 
-    def fence(self, actor: str, reason: str) -> None:
+    def fence(self, actor: str, reason: str, *, trained: Sequence[str] = ()) -> None:
         """Fences an actor: rejects its claims and groups, reissues its tickets, and drops its unacknowledged groups.
 
-        Tickets that others continue from its tokens begin anew.
+        Its groups of `trained` tickets are acknowledged instead of reissued, so that no actor generates them again. A
+        rollback to a checkpoint without them reissues them. Tickets that others continue from its tokens begin anew.
         """
+        served = self._read(
+            f"SELECT id FROM tickets WHERE run = :run AND state = 'done' AND id IN [trained] AND {_SERVED}",
+            trained=list(trained),
+            actor=actor,
+        )
+        self.acknowledge([id_ for (id_,) in served])
         self._write(
             self._step(
                 """INSERT INTO fences (run, actor, reason) VALUES (:run, :actor, :reason)

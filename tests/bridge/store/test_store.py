@@ -312,15 +312,16 @@ def test_heartbeats_of_another_build_and_corrupt_ones_are_passed_over(store, clo
 
 
 def test_fence_drops_what_the_actor_made_and_nobody_acknowledged(store):
-    tickets = put(store, "a", "b", "c")
-    store.put_group(make_group(tickets["a"], actor="x"))
-    store.put_group(make_group(tickets["b"], actor="x"))
-    store.put_group(make_group(tickets["c"], actor="y"))
+    tickets = put(store, *"abcde")
+    for name, actor in zip("abcde", "xxyxy", strict=True):
+        store.put_group(make_group(tickets[name], actor=actor))
     store.acknowledge(["a"])
-    store.fence("x", "why")
-    assert stored_ids(store) == ["c"]
+    store.fence("x", "why", trained=["d", "e"])
+    assert stored_ids(store) == ["c", "e"]
     assert claim_ids(store, "y") == ["b"]
     assert store.fenced_actors() == {"x"}
+    assert store.roll_back(["d", "e"], next_order=9, step=9) == 1  # a checkpoint without what was trained of it
+    assert claim_ids(store, "y") == ["d"]
 
 
 def test_fence_refuses_claims_and_groups_and_frees_what_it_held(store):

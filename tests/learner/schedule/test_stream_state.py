@@ -17,21 +17,28 @@ from learner.schedule.rollout_stream import RolloutStream
 from learner.schedule.ticket_ledger import training_sampling
 from learner.schedule.window_planner import WindowPlanner
 from tests.bridge.factories import make_group, make_report, make_rollout, make_ticket
+from tests.bridge.store.engines import rows
 from tests.learner.schedule.fakes import Marks, Problems, Sourced
 
 K = 2
 
 
-def config_of(*, window=False, updates=2, max_lag_steps=None):
+def config_of(*, window=False, updates=2, max_lag_steps=None, unit: Any = "group", train_start: Any = "group_ready"):
     return schema.Config(
         preset="test",
         run=sections.RunConfig(num_updates=updates),
         model=sections.ModelConfig(max_tokens=16),
         sampling=sections.SamplingConfig(max_response_tokens=8),
         rounds=sections.RoundsConfig(
-            groups_per_round=4, groups_per_update=2, samples_per_group=K, max_lag_steps=max_lag_steps
+            groups_per_round=4,
+            groups_per_update=2,
+            samples_per_group=K,
+            max_lag_steps=max_lag_steps,
+            train_start=train_start,
         ),
-        admission=sections.AdmissionConfig(policy="window" if window else "fifo", width=4 if window else "auto"),
+        admission=sections.AdmissionConfig(
+            policy="window" if window else "fifo", width=4 if window else "auto", unit=unit
+        ),
         publish=sections.PublishConfig(when="every" if window else "round_end"),
         packing=sections.PackingConfig(rows=8, row_tokens=16),
     )
@@ -60,13 +67,13 @@ class Learner:
         )
         self.trained: list[str] = []
 
-    def serve(self, count=99):
+    def serve(self, count=99, actor="actor"):
         self.num_waits += 1
         assert self.num_waits < 100, "nothing comes any more"
-        for ticket in self.store.claim("actor", limit=count, lease_s=1000):
+        for ticket in self.store.claim(actor, limit=count, lease_s=1000):
             step = ticket.min_version.step
-            rollouts = tuple(make_rollout(6, reward=float(i), step=step) for i in range(K))
-            self.store.put_group(make_group(ticket, rollouts=rollouts, actor="actor", incarnation=self.incarnation))
+            rollouts = tuple(make_rollout(6, reward=float(i), step=step) for i in range(ticket.num_samples))
+            self.store.put_group(make_group(ticket, rollouts=rollouts, actor=actor, incarnation=self.incarnation))
 
     def train(self, num_updates):
         batches = self.stream.micro_batches()
@@ -165,6 +172,52 @@ def test_fence_refuses_the_actors_claims_and_its_waiting_groups(store):
     with pytest.raises(FencedError):  # two groups of it waited; nobody is left to serve them anew
         next(batches)
     assert learner.stream.group_filter.dropped == {"fenced": 2}
+
+
+def fill_an_update(store, unit, makers, train_start) -> Learner:
+    """A learner whose first update, of a round of four groups, waits to be made; `makers` hand its groups in."""
+    learner = Learner(store, config_of(unit=unit, train_start=train_start))
+    learner.stream.resume(None)
+    learner.stream._tickets.put_tickets(learner.stream.planner.issue(step=0))
+    for actor in makers:
+        learner.serve(count=K if unit == "sample" else 1, actor=actor)
+    next(micro for micro in learner.stream.micro_batches() if micro.ends_update)
+    return learner
+
+
+def open_orders(store) -> list[int]:
+    found = rows(store, """SELECT DISTINCT "order" FROM tickets WHERE run = :run AND state = 'open' ORDER BY 1""")
+    return [order for (order,) in found]
+
+
+@pytest.mark.parametrize("unit", ["group", "sample"])
+def test_fence_after_an_update_keeps_its_groups_and_takes_the_actors_others_out_of_the_round(store, unit):
+    learner = fill_an_update(store, unit, ("good", "bad", "bad", "good"), "round_complete")
+    learner.stream.end_update()
+    learner.stream.fence("bad", "its logprobs are off", 0.5)
+    assert learner.stream.group_filter.dropped == {"fenced": 1} and not learner.stream.has_fenced_groups
+    assert learner.stream.begin_save()["queue"]["unacknowledged"] == ids(0, 1, 3)
+    assert open_orders(store) == [2]
+    learner.train(1)
+    assert learner.trained == ids(3, 2)
+
+    after = Learner(store, config_of())  # of no checkpoint: the group that was trained is not there any more
+    after.stream.resume(None)
+    after.stream._tickets.put_tickets(after.stream.planner.issue(step=0))
+    assert 1 in open_orders(store)
+
+
+@pytest.mark.parametrize("unit", ["group", "sample"])
+def test_full_update_with_a_group_of_a_fenced_actor_is_filled_again(store, unit):
+    learner = fill_an_update(store, unit, ("bad", "good"), "group_ready")
+    assert not learner.stream.has_fenced_groups
+    learner.stream.fence("bad", "its logprobs are off", 0.5)
+    assert learner.stream.has_fenced_groups
+    learner.stream.drop_update(needs_fresh=False)
+    assert not learner.stream.has_fenced_groups and learner.stream.num_dropped_updates == 0
+    assert open_orders(store) == [0, 1, 2, 3]
+    learner.train(2)
+    assert sorted(learner.trained) == ids(0, 1, 2, 3) and learner.stream.step == 2
 
 
 def test_ticket_that_nobody_could_make_a_group_for_gets_another_prompt(store):
