@@ -95,7 +95,6 @@ class RolloutStream:
           on_group: called with every group that is trained.
         """
         self._config, self._store, self._timeline = config, store, timeline
-        self._tickets = tickets_of(store, config)
         self.prompts = prompts
         self._check_while_waiting, self._meanwhile, self._on_group = on_wait, between_batches, on_group
         self._incarnation = incarnation
@@ -109,6 +108,7 @@ class RolloutStream:
         )
         self._refusals = group_validation.RejectionCounter()
         self.planner = planner_of(config, sampling, lambda: next(prompts), incarnation=incarnation)
+        self._tickets = tickets_of(store, config, self.planner.is_open)
         self.group_filter: GroupFilter[Group] = GroupFilter(
             config,
             planner=self.planner,
