@@ -235,6 +235,29 @@ def test_withdraw_pinned_forgets_evaluation_and_probe_only(store):
     assert stored_ids(store, kind="eval") == stored_ids(store, kind="probe") == []
 
 
+def test_groups_are_read_again_after_each_break_under_numbers_that_grow_by_no_more_than_they_are(store, monkeypatch):
+    learner = getattr(store, "learner", store)
+    learner.acquire_leadership("here", lease_s=60.0)
+    for name, ticket in put(store, *"abc").items():
+        store.put_group(make_group(ticket))
+        if name == "a":
+            rows(store, "UPDATE runs SET last_seq = 100000 WHERE run = :run")
+    seqs = [s.seq for s in learner.read_groups(after_seq=0, limit=9)]
+    for _ in range(70):  # doubled as often, they would not fit 64 bits
+        monkeypatch.setattr(learner, "_num_breaks_met", -1)
+        stored = learner.read_groups(after_seq=seqs[-1], limit=9)
+        assert [s.group.ticket_id for s in stored] == ["a", "b", "c"]
+        seqs = [s.seq for s in stored]
+    ((last_seq,),) = rows(store, "SELECT last_seq FROM runs WHERE run = :run")
+    assert last_seq == seqs[-1] <= 71 * 100_003
+    # An older copy, which lacks the last two and numbers the next one as one that was read.
+    rows(store, "DELETE FROM groups WHERE run = :run AND ticket_id <> 'a'")
+    rows(store, "UPDATE runs SET last_seq = 1 WHERE run = :run")
+    monkeypatch.setattr(learner, "_num_breaks_met", -1)
+    (again,) = learner.read_groups(after_seq=seqs[-1], limit=9)
+    assert again.group.ticket_id == "a" and again.seq == seqs[-1] + 1
+
+
 def test_rewind_offers_again_what_was_open_and_keeps_what_needs_no_second_generation(store):
     tickets = put(store, "trained", "was-open", "later", "held", "future", "unserved")  # orders 0 to 5
     tickets |= put(store, "e", kind="eval", order=9)
