@@ -6,6 +6,7 @@ and the round timer. The main loop takes micro-batches from it and reports their
 
 import base64
 import contextlib
+import copy
 import time
 from collections.abc import Callable, Generator, Iterator, Set
 from typing import Any, Protocol
@@ -289,18 +290,21 @@ class RolloutStream:
         self._store.unfence(actor)
 
     def begin_save(self) -> dict[str, Any]:
-        """Returns the stream's part of this step's checkpoint; JSON. `acknowledge` later deletes its groups."""
+        """Returns the stream's part of this step's checkpoint; `acknowledge` later deletes its groups.
+
+        `encode_tickets` makes it JSON. Later updates do not change it.
+        """
         state = self._queue.get_state()
         self._saving[self.step] = state["unacknowledged"]
-        return {
+        rest = {
             "planner": self.planner.get_state(),
-            "open_tickets": _pack(self.planner.open_tickets),
-            "long_queue": _pack(self.planner.long_queue),
             "prompts": self.prompts.get_state(),
             "queue": state,
             "packing": self._shape.get_state(),
             "frontier_width": self._frontier_width.get_state(),
         }
+        tickets = {"open_tickets": self.planner.open_tickets, "long_queue": self.planner.long_queue}
+        return copy.deepcopy(rest) | tickets
 
     def acknowledge(self, step: int | None) -> None:
         """Deletes the groups in the committed checkpoint of `step` from the store; None does nothing."""
@@ -311,7 +315,7 @@ class RolloutStream:
             self._timeline.instant("checkpoint", step=step)
 
     def resume(self, saved: dict[str, Any] | None) -> None:
-        """Restores the state that `begin_save` returned and rolls the store back to it; None: to the start."""
+        """Restores the encoded state that `begin_save` returned and rolls the store back to it; None: to the start."""
         if saved is not None:
             tickets = _unpack(saved["open_tickets"])
             self.planner.set_state(saved["planner"], tickets, _unpack(saved["long_queue"]))
@@ -378,8 +382,10 @@ class RolloutStream:
         return found.reason
 
 
-def _pack(tickets: list[Ticket]) -> list[str]:
-    return [base64.b64encode(codec.encode(t)).decode() for t in tickets]
+def encode_tickets(saved: dict[str, Any]) -> dict[str, Any]:
+    """Returns the state that `RolloutStream.begin_save` returned, as JSON values."""
+    tickets = {name: saved[name] for name in ("open_tickets", "long_queue")}
+    return saved | {name: [base64.b64encode(codec.encode(t)).decode() for t in ts] for name, ts in tickets.items()}
 
 
 def _unpack(texts: list[str]) -> list[Ticket]:

@@ -18,7 +18,7 @@ import numpy as np
 
 from bridge.rollout_types import Group, Version
 from configs import schema
-from learner.schedule.rollout_stream import RolloutStream
+from learner.schedule.rollout_stream import RolloutStream, encode_tickets
 from learner.schedule.sample_tickets import group_id
 from learner.schedule.ticket_ledger import training_sampling
 from tests.bench.schedules.engine import LEASE_S, Engine
@@ -235,7 +235,7 @@ class World:
     def _save(self) -> None:
         if self.rng.random() < 0.5:
             return
-        step, host_state = self.stream.step, json.dumps(self.stream.begin_save())
+        step, host_state = self.stream.step, json.dumps(encode_tickets(self.stream.begin_save()))
         if self.rng.random() < 10 * self._crash_rate:
             raise CrashError  # inside the save
         self.checkpoint = step, host_state

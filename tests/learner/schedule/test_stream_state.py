@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
+from bridge import codec
 from bridge.heartbeat_types import DecodeSpeed, Heartbeat
 from bridge.rollout_types import Ticket
 from bridge.store.open import SqliteStore
 from bridge.store.store_types import FencedError
 from configs import schema, sections
 from learner.schedule import frontier_width
-from learner.schedule.rollout_stream import RolloutStream
+from learner.schedule.rollout_stream import RolloutStream, encode_tickets
 from learner.schedule.ticket_ledger import training_sampling
 from learner.schedule.window_planner import WindowPlanner
 from tests.bridge.factories import make_group, make_report, make_rollout, make_ticket
@@ -75,6 +76,10 @@ class Learner:
             rollouts = tuple(make_rollout(6, reward=float(i), step=step) for i in range(ticket.num_samples))
             self.store.put_group(make_group(ticket, rollouts=rollouts, actor=actor, incarnation=self.incarnation))
 
+    def save(self) -> dict[str, Any]:
+        """What a checkpoint of it would be read as."""
+        return json.loads(json.dumps(encode_tickets(self.stream.begin_save())))
+
     def train(self, num_updates):
         batches = self.stream.micro_batches()
         while num_updates:
@@ -101,7 +106,7 @@ def test_resume_after_a_committed_save_goes_on_behind_it_and_trains_nothing_twic
     before = Learner(store, config)
     before.stream.resume(None)
     before.train(1)
-    saved = json.loads(json.dumps(before.stream.begin_save()))
+    saved = before.save()
     before.stream.acknowledge(1)
     before.train(1)  # lost with the process: its checkpoint was never written
 
@@ -111,6 +116,19 @@ def test_resume_after_a_committed_save_goes_on_behind_it_and_trains_nothing_twic
     assert before.trained[:2] + after.trained == ids(*range(8))
     assert after.stream.step == 4 and after.prompts.next == 8
     assert after.marks.of("issue") == [{"tickets": 4, "step": 2}]  # the second round's; the first one's were there
+
+
+def test_state_that_a_stop_may_save_later_costs_no_encoding_and_stays_as_it_was(store, monkeypatch):
+    config = config_of(updates=8, window=True)
+    before = Learner(store, config)
+    before.stream.resume(None)
+    before.train(1)
+    want = before.save()
+    with monkeypatch.context() as patch:
+        patch.setattr(codec, "encode", None)
+        held = before.stream.begin_save()
+    before.train(2)
+    assert json.loads(json.dumps(encode_tickets(held))) == want != before.save()
 
 
 def test_acknowledge_lets_the_store_forget_only_what_the_committed_checkpoint_contains(store):
@@ -265,7 +283,7 @@ def test_width_of_the_frontier_is_chosen_at_a_rounds_end_and_kept_by_a_learner_t
     report = make_report(max_sequences=2, decode_speeds=speeds)
     store.heartbeat(Heartbeat(process="actor", role="actor", pid=1, time_s=1.0, report=report))
     assert before.stream.end_round()["round/frontier_width"] == 4
-    saved = json.loads(json.dumps(before.stream.begin_save()))
+    saved = before.save()
 
     store.set_frontier_width(None)
     after = Learner(store, config, step=2)
@@ -287,7 +305,7 @@ def test_restarted_window_whose_tickets_are_all_out_ends_its_rounds(store):
     before = Learner(store, config)
     before.stream.resume(None)
     before.train(1)
-    saved = json.loads(json.dumps(before.stream.begin_save()))
+    saved = before.save()
     before.stream.acknowledge(1)
     before.serve()
 
@@ -397,7 +415,7 @@ def test_prompts_are_told_what_each_trained_group_earned_once_and_by_its_source(
     before = Learner(store, config, prompts=Sourced(2))
     before.stream.resume(None)
     before.train(1)
-    saved = json.loads(json.dumps(before.stream.begin_save()))
+    saved = before.save()
     assert before.prompts.observed == [("s0", 0.5), ("s1", 0.5)]  # K = 2 rewards, 0 and 1
     before.stream.acknowledge(1)
     before.train(1)  # lost with the process
