@@ -2,7 +2,6 @@
 
 import abc
 import contextlib
-import copy
 import dataclasses
 import json
 import pathlib
@@ -54,7 +53,7 @@ class LearnerProcess(abc.ABC):
 
     @abc.abstractmethod
     def begin_save(self) -> dict[str, Any]:
-        """Returns the position in the training data for this step's checkpoint, as JSON values."""
+        """Returns the position in the training data for this step's checkpoint; later updates do not change it."""
 
     def acknowledge(self, step: int | None) -> None:
         """Records that the checkpoint of `step` is committed; None does nothing."""
@@ -69,16 +68,17 @@ class LearnerProcess(abc.ABC):
         self._start(self.checkpoint())
 
     def checkpoint(self) -> Save:
-        """Returns a checkpoint command with the current host state; its arrays are read when it is performed."""
+        """Returns a checkpoint command with the current host state; its arrays are read when it is performed.
+
+        A stop within the next update saves it after that update has begun.
+        """
         of_base = {} if self.trainer.base is None else {"lora": self.trainer.base.metadata}
         model = json.loads(self.architecture.hf_json)
         of_run = {"format": FORMAT, "model": model, "mesh": self.config.mesh.axes} | of_base
         of_run["optimizer"] = self.config.optimizer.name
         if self.trainer.critic is not None:
             of_run["critic"] = self.trainer.critic.steps.metadata
-        # A copy: a stop within the next update saves it after that update has appended to the lists of the state.
-        host_state = copy.deepcopy(of_run | self.begin_save())
-        return Save(self.step, host_state)
+        return Save(self.step, of_run | self.begin_save())
 
     def save_on_stop(self) -> None:
         """Saves the checkpoint in `on_stop` if it is newer than the last one, and waits for the commit."""

@@ -18,7 +18,7 @@ from learner.learner_process import LearnerProcess
 from learner.metrics.sample_log import SampleLog
 from learner.publish.publisher import Publisher
 from learner.restore import TimeoutAnchors
-from learner.schedule.rollout_stream import RolloutStream
+from learner.schedule.rollout_stream import RolloutStream, encode_tickets
 from learner.update.packing import PackedBatch
 
 
@@ -101,8 +101,9 @@ class Run(LearnerProcess):
 
     def _start(self, save: Save) -> None:
         self.take_devices(self.heartbeat.report_progress)
-        # Anchors are read here, not in checkpoint(): per save instead of per update.
-        super()._start(dataclasses.replace(save, host_state=save.host_state | self.timeouts.state_dict()))
+        # Tickets are encoded and anchors read here, not in checkpoint(): per save instead of per update.
+        host_state = encode_tickets(save.host_state) | self.timeouts.state_dict()
+        super()._start(dataclasses.replace(save, host_state=host_state))
 
     def close_parts(self) -> list[Any]:
         """Returns the components that `close` closes; the next start publishes again."""

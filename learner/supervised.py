@@ -4,6 +4,7 @@ Rows take the place of groups. Everything else is as in reinforcement learning: 
 same train step, and checkpoints, metrics, followers and the written model are the same.
 """
 
+import copy
 import dataclasses
 import pathlib
 import time
@@ -61,7 +62,7 @@ class SftRun(LearnerProcess):
 
     def begin_save(self) -> dict[str, Any]:
         """Returns the position in the rows."""
-        return {"examples": self.examples.get_state()}
+        return {"examples": copy.deepcopy(self.examples.get_state())}
 
 
 def open_sft(

@@ -4,6 +4,8 @@ A full batch whose effective sample size (ESS) is below the floor is not trained
 tickets are reissued, samples in progress on older weights are restarted, and the policy waits for a batch by its
 current weights. That batch is trained at any ESS, since no fresher samples exist. The papers' ratio (equation 5) is per
 sequence; the ESS here is per token, as in their public code.
+
+A full batch with groups of an actor that was fenced meanwhile is not trained either; its tickets are reissued.
 """
 
 import dataclasses
@@ -93,8 +95,9 @@ def train_all(run: Run) -> None:
             continue
         check_parity(run)
         run.heartbeat.report_progress()
-        if below_ess_floor(run):
-            drop(run, step_metrics)
+        is_fenced = run.stream.has_fenced_groups
+        if is_fenced or below_ess_floor(run):
+            drop(run, step_metrics, needs_fresh=not is_fenced)
             continue
         update(run, step_metrics)
         if may_save(run, ends_round=micro.ends_round):
@@ -223,15 +226,20 @@ def below_ess_floor(run: Run) -> bool:
     return stops
 
 
-def drop(run: Run, step_metrics: StepMetrics) -> None:
-    """Discards the full batch, and publishes the current weights if needed, since the next batch is sampled by them."""
+def drop(run: Run, step_metrics: StepMetrics, *, needs_fresh: bool) -> None:
+    """Discards the full batch, and lets the engines have the devices for the next one.
+
+    If it `needs_fresh` samples, the current weights are published unless they are.
+    """
+    take_devices(run)
     run.do(Discard())
     if run.helper is not None:
         run.helper.end_update()
-    run.stream.drop_update()
+    run.stream.drop_update(needs_fresh=needs_fresh)
     step_metrics.drop()
-    if not run.publisher.is_published(run.step):
+    if needs_fresh and not run.publisher.is_published(run.step):
         publish(run)
+    give_devices_back(run)
 
 
 def update(run: Run, step_metrics: StepMetrics) -> None:

@@ -61,6 +61,10 @@ class AdmissionConfig(CheckedSection):
                 f"admission.when_full=drop_oldest requires admission.policy=window (a round needs all of its groups), "
                 f"got {self.policy}"
             )
+        if self.width != "auto" and self.policy == "fifo":
+            raise ValueError(
+                f"admission.width ({self.width}) requires admission.policy=frontier or window, got fifo; leave it out"
+            )
         for name in ("sequences", "queue_groups"):
             if getattr(self, name) and self.policy != "window":
                 raise ValueError(f"admission.{name} requires admission.policy=window, got {self.policy}; leave it out")
@@ -135,6 +139,11 @@ class PublishConfig(CheckedSection):
         super().__post_init__()
         if self.bucket and not self.bucket.startswith(("s3://", "gs://", "file:///")):
             raise ValueError(f"publish.bucket must be s3://..., gs://... or file:///..., got {self.bucket!r}")
+        if self.every_n_steps > 1 and self.when != "every":
+            raise ValueError(
+                f"publish.every_n_steps ({self.every_n_steps}) requires publish.when=every, got {self.when}; leave it "
+                "out"
+            )
         if self.kv_cache == "recompute" and self.at_publish != "keep":
             raise ValueError(
                 f"publish.kv_cache=recompute has no effect with publish.at_publish={self.at_publish}; leave it out"

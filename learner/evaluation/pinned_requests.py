@@ -153,7 +153,8 @@ class PinnedRequests:
                 else:
                     self._store.reissue([s.group.ticket_id])
         if len(self._groups) < len(self._tickets):
-            failed = self._store.failed()
+            failed = self._tickets.keys() & self._store.failed()
+            self._store.withdraw(sorted(failed))  # kept, each poll of the run would read them again
             self._tickets = {i: t for i, t in self._tickets.items() if i not in failed}
         return len(self._groups) >= len(self._tickets)
 

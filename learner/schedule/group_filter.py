@@ -211,11 +211,14 @@ class GroupFilter(Generic[G]):
         """Groups that wait to be trained."""
         return tuple(self._ready)
 
-    def fence(self, actor: str) -> None:
-        """Rejects an actor's groups and drops its waiting ones immediately, before others generate them again."""
+    def fence(self, actor: str, taken: Iterable[G] = ()) -> None:
+        """Rejects an actor's groups and drops its waiting ones immediately, before others generate them again.
+
+        `taken` are those that `take` returned and that are not trained.
+        """
         self.fenced_actors.add(actor)
         waiting, self._ready = self._ready, collections.deque[G]()
-        for group in waiting:
+        for group in (*taken, *waiting):
             if actor in group.actors:
                 self._drop(group, "fenced")
             else:
@@ -322,6 +325,13 @@ class TrainingOrder(Generic[G]):
         """Groups that were taken and wait for more before any is trained."""
         self._chosen: list[G] = []
         """Groups to train next, in this order."""
+
+    def remove(self, actor: str) -> list[G]:
+        """Removes and returns the groups of an actor that were taken and not yielded."""
+        removed = [group for group in self._taken + self._chosen if actor in group.actors]
+        self._taken = [group for group in self._taken if actor not in group.actors]
+        self._chosen = [group for group in self._chosen if actor not in group.actors]
+        return removed
 
     def next_groups(self) -> list[G]:
         """Returns the groups to train now; empty if they have not arrived."""

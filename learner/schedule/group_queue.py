@@ -124,6 +124,12 @@ class GroupQueueIterator(grain.DatasetIterator[list[Group]]):
         self._unacknowledged = list(state["unacknowledged"])
         self._seen = set(self._unacknowledged)
 
+    def remove(self, actor: str) -> list[Group]:
+        """Forgets and returns an actor's groups that wait for others of their round to be trained."""
+        groups = self._order.remove(actor)
+        self._forget([g.ticket_id for g in groups])
+        return groups
+
     def take_back(self, ticket_ids: list[str]) -> None:
         """Forgets returned groups that were not trained; the caller reopens their tickets."""
         self._forget(ticket_ids)

@@ -6,6 +6,7 @@ and the round timer. The main loop takes micro-batches from it and reports their
 
 import base64
 import contextlib
+import copy
 import time
 from collections.abc import Callable, Generator, Iterator, Set
 from typing import Any, Protocol
@@ -95,7 +96,6 @@ class RolloutStream:
           on_group: called with every group that is trained.
         """
         self._config, self._store, self._timeline = config, store, timeline
-        self._tickets = tickets_of(store, config)
         self.prompts = prompts
         self._check_while_waiting, self._meanwhile, self._on_group = on_wait, between_batches, on_group
         self._incarnation = incarnation
@@ -109,6 +109,7 @@ class RolloutStream:
         )
         self._refusals = group_validation.RejectionCounter()
         self.planner = planner_of(config, sampling, lambda: next(prompts), incarnation=incarnation)
+        self._tickets = tickets_of(store, config, self.planner.is_open)
         self.group_filter: GroupFilter[Group] = GroupFilter(
             config,
             planner=self.planner,
@@ -142,7 +143,9 @@ class RolloutStream:
         )
         self.clock = WaitingRatios()
         self.num_dropped_updates = 0
-        """Full updates that were discarded (`drop_update`)."""
+        """Full updates that were discarded because a fresh batch was needed (`drop_update`)."""
+        self._actors_in_update: dict[str, frozenset[str]] = {}
+        """Actors of each group in the update in progress, by ticket."""
         self._saving: dict[int, list[str]] = {}
         """Groups in each checkpoint that is not committed yet, by its step."""
 
@@ -184,6 +187,7 @@ class RolloutStream:
             groups = next(self._queue)
             self.clock.arrived(time.monotonic(), self.planner.num_arrived_in_round)
             self.clock.dispatched(time.monotonic(), fills_update=len(groups) == self.planner.num_left_in_update)
+            self._actors_in_update |= {g.ticket_id: g.actors for g in groups}
             for group in groups:
                 self._observe(group)
                 self._frontier_width.observe(group)
@@ -217,6 +221,7 @@ class RolloutStream:
 
     def end_update(self) -> None:
         """Records that the full update was made: the learner's step advances."""
+        self._actors_in_update = {}
         self.group_filter.step += 1
         self.group_filter.fresh_from = None
 
@@ -228,22 +233,32 @@ class RolloutStream:
         """Returns the groups of the update just made that are kept as text."""
         return self._pick.take()
 
-    def drop_update(self) -> None:
-        """Discards the full update; only groups from the current weights are accepted until the next one is made.
+    @property
+    def has_fenced_groups(self) -> bool:
+        """True if a group of the update in progress is from an actor that is fenced."""
+        return not self.fenced_actors.isdisjoint(a for actors in self._actors_in_update.values() for a in actors)
 
-        Tickets in progress on older weights are reissued immediately, since their groups would be rejected.
+    def drop_update(self, *, needs_fresh: bool = True) -> None:
+        """Discards the full update and reissues its tickets.
+
+        With `needs_fresh`, only groups from the current weights are accepted until the next update is made. Tickets in
+        progress on older weights are reissued immediately, since their groups would be rejected.
         """
         ids = [t.id for t in self.planner.reopen_update()]
         self._tally.clear()
         self._pick.clear()
+        self._actors_in_update = {}
         self._queue.take_back(ids)
-        self.group_filter.dropped["off_policy"] += len(ids)
-        self._queue.poll()
-        self.group_filter.fresh_from = self.step
-        tickets = self.planner.reissue_open(step=self.step, keep=self.group_filter.drop_older_than(self.step))
+        self.group_filter.dropped["off_policy" if needs_fresh else "fenced"] += len(ids)
+        if needs_fresh:
+            self._queue.poll()
+            self.group_filter.fresh_from = self.step
+            tickets = self.planner.reissue_open(step=self.step, keep=self.group_filter.drop_older_than(self.step))
+            self.num_dropped_updates += 1
+        else:
+            tickets = [self.planner.renew_one(id_) for id_ in ids]
         self._tickets.withdraw([t.id for t in tickets])
         self._tickets.put_tickets(tickets)
-        self.num_dropped_updates += 1
 
     def end_round(self) -> dict[str, float]:
         """Ends the round and returns its metrics."""
@@ -256,14 +271,17 @@ class RolloutStream:
         return self._objection(group, ticket) is None
 
     def fence(self, actor: str, reason: str, off_nats: float | None = None) -> None:
-        """Fences an actor: rejects its groups and claims; other actors generate its groups again.
+        """Fences an actor: rejects its groups and claims; other actors generate its untrained groups again.
 
+        The caller drops the update in progress if it has groups of the actor (`has_fenced_groups`).
         `off_nats` is the error of its logprobs, in nats, if that is the reason.
         """
         logging.error("actor fenced actor=%s reason=%s", actor, reason)
         self._timeline.instant("fence", actor=actor, off=off_nats)
-        self._tickets.fence(actor, reason)
-        self.group_filter.fence(actor)
+        taken = self._queue.remove(actor)
+        trained = [id_ for id_ in self._queue.get_state()["unacknowledged"] if id_ not in self._actors_in_update]
+        self._tickets.fence(actor, reason, trained=trained)
+        self.group_filter.fence(actor, taken)
 
     def unfence(self, actor: str) -> None:
         """Lifts an actor's fence. None of its earlier samples remain."""
@@ -272,18 +290,21 @@ class RolloutStream:
         self._store.unfence(actor)
 
     def begin_save(self) -> dict[str, Any]:
-        """Returns the stream's part of this step's checkpoint; JSON. `acknowledge` later deletes its groups."""
+        """Returns the stream's part of this step's checkpoint; `acknowledge` later deletes its groups.
+
+        `encode_tickets` makes it JSON. Later updates do not change it.
+        """
         state = self._queue.get_state()
         self._saving[self.step] = state["unacknowledged"]
-        return {
+        rest = {
             "planner": self.planner.get_state(),
-            "open_tickets": _pack(self.planner.open_tickets),
-            "long_queue": _pack(self.planner.long_queue),
             "prompts": self.prompts.get_state(),
             "queue": state,
             "packing": self._shape.get_state(),
             "frontier_width": self._frontier_width.get_state(),
         }
+        tickets = {"open_tickets": self.planner.open_tickets, "long_queue": self.planner.long_queue}
+        return copy.deepcopy(rest) | tickets
 
     def acknowledge(self, step: int | None) -> None:
         """Deletes the groups in the committed checkpoint of `step` from the store; None does nothing."""
@@ -294,7 +315,7 @@ class RolloutStream:
             self._timeline.instant("checkpoint", step=step)
 
     def resume(self, saved: dict[str, Any] | None) -> None:
-        """Restores the state that `begin_save` returned and rolls the store back to it; None: to the start."""
+        """Restores the encoded state that `begin_save` returned and rolls the store back to it; None: to the start."""
         if saved is not None:
             tickets = _unpack(saved["open_tickets"])
             self.planner.set_state(saved["planner"], tickets, _unpack(saved["long_queue"]))
@@ -361,8 +382,10 @@ class RolloutStream:
         return found.reason
 
 
-def _pack(tickets: list[Ticket]) -> list[str]:
-    return [base64.b64encode(codec.encode(t)).decode() for t in tickets]
+def encode_tickets(saved: dict[str, Any]) -> dict[str, Any]:
+    """Returns the state that `RolloutStream.begin_save` returned, as JSON values."""
+    tickets = {name: saved[name] for name in ("open_tickets", "long_queue")}
+    return saved | {name: [base64.b64encode(codec.encode(t)).decode() for t in ts] for name, ts in tickets.items()}
 
 
 def _unpack(texts: list[str]) -> list[Ticket]:

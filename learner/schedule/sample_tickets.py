@@ -6,7 +6,7 @@ replication). Of an over-provisioned group the first K samples to arrive win.
 """
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -34,8 +34,8 @@ class GroupTickets(TicketStore, Protocol):
         """Returns the failed tickets and their errors."""
         ...
 
-    def fence(self, actor: str, reason: str) -> None:
-        """Rejects an actor's further claims and groups."""
+    def fence(self, actor: str, reason: str, *, trained: Sequence[str] = ()) -> None:
+        """Rejects an actor's further claims and groups; reissues its tickets except the `trained` ones."""
         ...
 
     def num_unclaimed(self) -> int:
@@ -43,12 +43,16 @@ class GroupTickets(TicketStore, Protocol):
         ...
 
 
-def tickets_of(store: LearnerStore, config: Config) -> GroupTickets:
-    """Returns the run's training tickets by group, also if samples are separate tickets (`admission.unit`)."""
+def tickets_of(store: LearnerStore, config: Config, is_open: Callable[[str], bool]) -> GroupTickets:
+    """Returns the run's training tickets by group, also if samples are separate tickets (`admission.unit`).
+
+    `is_open` returns True if a group's ticket is issued and not trained.
+    """
     if config.admission.unit == "group":
         return store
     rounds = config.rounds
-    return SampleTickets(store, num_samples=rounds.samples_per_group, num_requests=rounds.requests_per_group)
+    sizes = {"num_samples": rounds.samples_per_group, "num_requests": rounds.requests_per_group}
+    return SampleTickets(store, **sizes, is_open=is_open)
 
 
 class SampleTickets(GroupTickets):
@@ -58,9 +62,19 @@ class SampleTickets(GroupTickets):
     up.
     """
 
-    def __init__(self, store: LearnerStore, *, num_samples: int, num_requests: int) -> None:
-        """Creates a store of groups of K samples, each split into `num_requests` tickets."""
-        self._store = store
+    def __init__(
+        self,
+        store: LearnerStore,
+        *,
+        num_samples: int,
+        num_requests: int,
+        is_open: Callable[[str], bool] = lambda group: True,
+    ) -> None:
+        """Creates a store of groups of K samples, each split into `num_requests` tickets.
+
+        Once `is_open` returns False for a complete group, its samples are no longer kept in memory.
+        """
+        self._store, self._is_open = store, is_open
         self._num_samples, self._num_requests = num_samples, num_requests
         self._tickets: dict[str, Ticket] = {}
         """Training tickets that were put, by group."""
@@ -84,6 +98,7 @@ class SampleTickets(GroupTickets):
         # The number of a group is its last sample's; a reader that continues from another number starts over.
         if after_seq != self._delivered_seq:
             self._start_over()
+        self._samples = {id_: parts for id_, parts in self._samples.items() if self._is_open(id_)}
         groups: list[StoredGroup] = []
         while not groups:
             stored = self._store.read_groups(after_seq=self._after_seq, limit=limit)
@@ -101,13 +116,14 @@ class SampleTickets(GroupTickets):
         for id_ in ticket_ids:
             self._tickets.pop(id_, None)
             self._complete.pop(id_, None)
+            self._samples.pop(id_, None)
         self._store.acknowledge(self._ids(ticket_ids))
 
     @override
     def reissue(self, ticket_ids: Sequence[str], *, older_than: int | None = None) -> int:
         ids: list[str] = []
         for id_ in ticket_ids:
-            parts = self._complete.get(id_, {})
+            parts = self._samples.get(id_, {})
             kept = {i: p for i, p in parts.items() if older_than is not None and p.min_step >= older_than}
             self._forget([id_])
             if kept:
@@ -142,10 +158,10 @@ class SampleTickets(GroupTickets):
         return {id_: given[-1] for id_, given in reasons.items() if len(given) > self._num_spare(id_)}
 
     @override
-    def fence(self, actor: str, reason: str) -> None:
+    def fence(self, actor: str, reason: str, *, trained: Sequence[str] = ()) -> None:
         for id_, parts in self._parts.items():
             self._parts[id_] = {i: g for i, g in parts.items() if actor not in g.actors}
-        self._store.fence(actor, reason)
+        self._store.fence(actor, reason, trained=self._ids(trained))
 
     @override
     def num_unclaimed(self) -> int:
@@ -154,8 +170,10 @@ class SampleTickets(GroupTickets):
     def _start_over(self) -> None:
         self._after_seq = self._delivered_seq = 0
         self._parts: dict[str, dict[int, Group]] = {}
-        self._complete: dict[str, dict[int, Group]] = {}
-        """Samples of the groups that were delivered and not acknowledged."""
+        self._complete: dict[str, frozenset[int]] = {}
+        """Indices of the samples of each group that was delivered and not acknowledged."""
+        self._samples: dict[str, dict[int, Group]] = {}
+        """Samples of the groups that were delivered and wait to be trained."""
         self._restores: dict[int, int] | None = None
 
     def _add(self, part: Group) -> Group | None:
@@ -177,7 +195,7 @@ class SampleTickets(GroupTickets):
         if len(parts) < self._num_samples:
             return None
         del self._parts[id_]
-        self._complete[id_] = parts
+        self._complete[id_], self._samples[id_] = frozenset(parts), parts
         if self._num_requests > self._num_samples:
             self._store.withdraw([f"{id_}.{i}" for i in range(self._num_requests) if i not in parts])
         return join(id_, [parts[i] for i in sorted(parts)])
@@ -199,6 +217,7 @@ class SampleTickets(GroupTickets):
         for id_ in ticket_ids:
             self._parts.pop(id_, None)
             self._complete.pop(id_, None)
+            self._samples.pop(id_, None)
 
 
 def split(ticket: Ticket) -> list[Ticket]:

@@ -68,6 +68,7 @@ WINDOW: dict[str, Any] = {
         ("AdmissionConfig", dict(policy="fifo", queue_groups=4), "queue_groups requires admission.policy=window"),
         ("AdmissionConfig", dict(policy="frontier", sequences=4), "sequences requires admission.policy=window"),
         ("AdmissionConfig", dict(policy="window", sequences=4, width=2), "Leave one out"),
+        ("AdmissionConfig", dict(policy="fifo", width=4), "width .4. requires admission.policy=frontier or window"),
         ("PublishConfig", dict(kv_cache="recompute", at_publish="drain"), "recompute has no effect"),
         ("ActorConfig", dict(tensor_parallel_size=4, max_tensor_parallel_size=2), "max_tensor_parallel_size"),
         ("ActorConfig", dict(num_engines=0), "actor.num_engines must be > 0"),
@@ -92,6 +93,7 @@ WINDOW: dict[str, Any] = {
         ("ActorConfig", dict(cpu_cores="3-1"), "expected 1 core lists .* got '3-1'"),
         ("ActorConfig", dict(cpu_cores="0,1", tensor_parallel_size=2), "expected 2 core lists"),
         ("PublishConfig", dict(every_n_steps=0), "every_n_steps"),
+        ("PublishConfig", dict(every_n_steps=2), "every_n_steps .2. requires publish.when=every"),
         (
             "LossConfig",
             dict(name="tis", proximal="update"),

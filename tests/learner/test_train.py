@@ -13,7 +13,7 @@ from bridge.rollout_types import Version
 from configs import schema, sections
 from configs.run_folder import RunFolder
 from learner import parity, train
-from learner.commands import Publish
+from learner.commands import Discard, Publish
 from learner.heartbeat import LearnerHeartbeat, Stopped
 from learner.learner_process import LearnerProcess
 from learner.run import Run
@@ -265,7 +265,7 @@ class Trained:
         self.run = run_of(num_updates=2, save_every=100)
         self.run.heartbeat = LearnerHeartbeat(mock.Mock(), threading.Event(), self.liveness, leader_lease_s=30.0)
         self.run.stream, self.run.publisher = mock.MagicMock(), mock.Mock(is_due=lambda **_: False)
-        self.run.stream.micro_batches = self.micro_batches
+        self.run.stream.micro_batches, self.run.stream.has_fenced_groups = self.micro_batches, False
         for part in ("architecture", "store", "checkpoints", "probe", "evaluations", "trainer", "metrics"):
             setattr(self.run, part, mock.Mock())
         self.run.trainer.state.skipped_updates = 0
@@ -311,6 +311,32 @@ def test_train_that_is_told_to_stop_saves_what_may_be_saved(monkeypatch, when, s
     with pytest.raises(Stopped):
         train.train(run)
     assert made == [wanted]
+
+
+def test_full_batch_with_groups_of_a_fenced_actor_is_dropped_and_the_engines_get_the_devices(monkeypatch):
+    trained = Trained(monkeypatch)
+    run, settle, calls = trained.run, trained.settle, []
+
+    def turn(name: str, has_devices: bool) -> None:
+        run.has_devices = has_devices
+        calls.append(name)
+
+    def fence(*args, **options) -> float:
+        if not run.stream.drop_update.called:
+            run.stream.has_fenced_groups = True
+            run.give_devices_back()  # the engines generate the probe again
+        return settle(*args, **options)
+
+    run.turn, run.do = mock.Mock(), lambda command: calls.append(command)
+    run.take_devices = lambda on_wait: turn("take", True)
+    run.give_devices_back = lambda: turn("give", False)
+    run.stream.drop_update.side_effect = lambda **_: setattr(run.stream, "has_fenced_groups", False)
+    monkeypatch.setattr(parity, "settle", fence)
+    run.config = run_of(num_updates=1, save_every=100).config
+    train.train(run)
+    run.stream.drop_update.assert_called_once_with(needs_fresh=False)
+    assert calls == ["give", "take", "give", "take", Discard(), "give", "take"]
+    assert [what for what, _ in trained.seen] == ["accumulate", "score"] * 2 + ["update"]
 
 
 def test_update_forgets_the_checkpoint_of_before_as_soon_as_parameters_change(monkeypatch):

@@ -255,12 +255,18 @@ class GroupRows(GroupBucket, Tickets):
         After a break, a copy of the store without its last commits may answer. It would reuse numbers that readers have
         seen.
         """
-        params = {"newest": self._newest_seq}
-        shift = "(SELECT CASE WHEN last_seq > :newest THEN last_seq ELSE :newest END FROM runs WHERE run = :run)"
+        raise_last = """UPDATE runs SET last_seq = (SELECT max(seq) FROM
+            (SELECT last_seq AS seq UNION ALL {others}) AS numbers) WHERE run = :run"""
         before, *_ = self._write(
             self._step("SELECT last_seq FROM runs WHERE run = :run"),
-            self._step(f"UPDATE groups SET seq = seq + {shift} WHERE run = :run", **params),
-            self._step(f"UPDATE runs SET last_seq = last_seq + {shift} WHERE run = :run", **params),
+            self._step(raise_last.format(others="SELECT CAST(:newest AS bigint)"), newest=self._newest_seq),
+            # Only as far as needed: the numbers must not run out, however often a connection breaks.
+            self._step(
+                """UPDATE groups SET seq = seq + (SELECT last_seq FROM runs WHERE run = :run) + 1
+                    - (SELECT min(seq) FROM groups WHERE run = :run)
+                WHERE run = :run"""
+            ),
+            self._step(raise_last.format(others="SELECT seq FROM groups WHERE run = :run")),
             guarded=True,
         )
         if before[0][0] < self._newest_seq:

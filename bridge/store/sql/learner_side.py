@@ -16,8 +16,8 @@ DROPPER = "whoever drops it"
 class LearnerStore(GroupRows, AnchorRows):
     """Store of one run, as its learner uses it.
 
-    Every call is one transaction. A process may be killed between any two calls, and each group is still trained
-    exactly once (docs/design/exactly_once.md).
+    Every call is one transaction, or several that a restarted learner repeats. A process may be killed between any two
+    transactions, and each group is still trained exactly once (docs/design/exactly_once.md).
 
     After `acquire_leadership`, every writing call raises SupersededLearnerError and writes nothing if another learner
     leads.

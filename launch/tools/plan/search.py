@@ -126,14 +126,16 @@ class Grid:
         return [(None, width) for width in sorted(widths) if width <= config.rounds.groups_per_round]
 
     def _ratios(self, config: Config) -> Sequence[float]:
-        # Tickets are issued at most rounds.max_lag_steps updates ahead, so a higher ratio has no effect.
+        # Tickets are issued at most rounds.max_lag_steps updates ahead, so a higher ratio has no effect. A ratio below
+        # the lag of the newest weights right before a publish is invalid.
         bound = math.inf if config.rounds.max_lag_steps is None else config.rounds.max_lag_steps
         for ratio in self.async_ratios:
             if ratio > bound:
                 raise ValueError(
                     f"--search_alpha: {ratio:g} is above rounds.max_lag_steps={bound}, which bounds it already"
                 )
-        return self.async_ratios or [a for a in _ALPHAS if a <= bound]
+        least = config.publish.every_n_steps - 1
+        return self.async_ratios or [a for a in _ALPHAS if least <= math.ceil(a) and a <= bound] or [float(least)]
 
 
 def apply(config: Config, profile: Profile, choice: Choice) -> tuple[Config, Profile]:

@@ -101,6 +101,7 @@ RULES = (
     "abandoned_groups",
     "over_lag_bound",
     "wrong_groups",
+    "fenced_groups",
     "stood_still",
     "doomed_restarts",
     "stale_groups",

@@ -44,5 +44,5 @@ def test_world_sees_groups_over_the_lag_bound(monkeypatch: pytest.MonkeyPatch):
         "_reason_to_drop",
         lambda self, group: None if self._planner.is_open(group.ticket_id) else "unwanted",
     )
-    found, _ = fuzz(range(8))
+    found, _ = fuzz(range(24))
     assert found.over_lag_bound > 0

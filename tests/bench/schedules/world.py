@@ -18,7 +18,7 @@ import numpy as np
 
 from bridge.rollout_types import Group, Version
 from configs import schema
-from learner.schedule.rollout_stream import RolloutStream
+from learner.schedule.rollout_stream import RolloutStream, encode_tickets
 from learner.schedule.sample_tickets import group_id
 from learner.schedule.ticket_ledger import training_sampling
 from tests.bench.schedules.engine import LEASE_S, Engine
@@ -37,7 +37,7 @@ class CrashError(Exception):
 
 @dataclasses.dataclass
 class Findings:
-    """Violations and events of one schedule; of a right one the first eight are 0."""
+    """Violations and events of one schedule; of a right one the first nine are 0."""
 
     trained_twice: int = 0
     lost: int = 0
@@ -46,6 +46,8 @@ class Findings:
     over_lag_bound: int = 0
     wrong_groups: int = 0
     """Trained with other samples or another prompt than their tickets asked for."""
+    fenced_groups: int = 0
+    """Trained after an actor of them was fenced."""
     stood_still: int = 0
     stale_groups: int = 0
     """Dropped as stale."""
@@ -79,6 +81,8 @@ class World:
         self.findings = Findings()
         self.bases: dict[int, int] = {}
         self.announced: Any = None
+        self.actors: dict[str, frozenset[str]] = {}
+        """Actors of each group that was handed out last for a ticket."""
         self.versions: dict[int, tuple[Version, ...]] = {}
         """Of each sample's tokens, by its number."""
         self.num_samples = self.num_names = self.num_ticks = 0
@@ -201,18 +205,27 @@ class World:
                     self._publish(stream.step)
                 groups = []
                 continue
+            self._fence()
+            if stream.has_fenced_groups:
+                stream.drop_update(needs_fresh=False)
+                groups = []
+                continue
             stream.end_update()
+            self.findings.fenced_groups += sum(not stream.fenced_actors.isdisjoint(self.actors[g]) for g in groups)
             self.max_ticks = self.num_ticks + MAX_TICKS_PER_UPDATE
             self.history.append((stream.step, groups))
             groups = []
             publish = config.publish
             if micro.ends_round if publish.when == "round_end" else stream.step % publish.every_n_steps == 0:
                 self._publish(stream.step)
-            if self.rng.random() < 0.02 and len(self.engines) > 1:
-                stream.fence(self.rng.choice(self.engines).name, "off")
+            self._fence()
             if publish.when == "every" or micro.ends_round:
                 self._save()
         self._book_drops()
+
+    def _fence(self) -> None:
+        if self.rng.random() < 0.02 and len(self.engines) > 1:
+            self.stream.fence(self.rng.choice(self.engines).name, "off")
 
     def _publish(self, step: int) -> None:
         version = Version(incarnation=self.incarnation, step=step)
@@ -222,7 +235,7 @@ class World:
     def _save(self) -> None:
         if self.rng.random() < 0.5:
             return
-        step, host_state = self.stream.step, json.dumps(self.stream.begin_save())
+        step, host_state = self.stream.step, json.dumps(encode_tickets(self.stream.begin_save()))
         if self.rng.random() < 10 * self._crash_rate:
             raise CrashError  # inside the save
         self.checkpoint = step, host_state
@@ -246,6 +259,7 @@ class World:
         found, config = self.findings, self.config
         found.trained += 1
         ticket = self.stream.planner.ticket(group.ticket_id)
+        self.actors[group.ticket_id] = group.actors
         numbers = {int(n) for r in group.rollouts for n in np.unique(r.tokens)}
         is_right = len(numbers) == len(group.rollouts) == config.rounds.samples_per_group
         is_right &= np.array_equal(group.prompt_tokens, ticket.prompt_tokens)
@@ -275,4 +289,5 @@ class World:
         self.now_s += 10 * LEASE_S
         offered = {group_id(t.id) for t in self.shared.claim("end", limit=10**6, lease_s=LEASE_S)}
         here = {group_id(s.group.ticket_id) for s in self.shared.read_groups(after_seq=0, limit=10**6)}
+        found.trained_twice += len(counts.keys() & offered)
         found.lost += len(open_ids - offered - here - set(self.stream._tickets.failed()))

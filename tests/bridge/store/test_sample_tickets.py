@@ -2,6 +2,7 @@
 
 import contextlib
 import random
+import weakref
 
 import numpy as np
 import pytest
@@ -66,6 +67,21 @@ def test_a_reader_that_starts_over_gets_everything_unacknowledged_again(inner):
     assert [s.group.ticket_id for s in first] == ["g", "h"]
     store.acknowledge(["g"])
     assert [s.group.ticket_id for s in read(over(inner))] == ["h"] == [s.group.ticket_id for s in read(store)]
+    assert inner.counts()["acknowledged"] == 2
+
+
+def test_samples_of_a_group_that_is_trained_are_not_held_until_its_checkpoint(inner):
+    is_open = {"g": True}
+    store = SampleTickets(inner, num_samples=2, num_requests=2, is_open=lambda id_: is_open[id_])
+    store.put_tickets([make_ticket("g", num_samples=2)])
+    serve(inner)
+    ((seq, group),) = ((s.seq, s.group) for s in read(store))
+    held = [weakref.ref(rollout.tokens) for rollout in group.rollouts]
+    del group
+    assert read(store, seq) == [] and all(ref() is not None for ref in held)  # those that are fresh may stay
+    is_open["g"] = False
+    assert read(store, seq) == [] and [ref() for ref in held] == [None, None]
+    store.acknowledge(["g"])
     assert inner.counts()["acknowledged"] == 2
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import itertools
 import threading
 
 import msgspec
@@ -12,6 +13,7 @@ from bridge import codec
 from bridge.heartbeat_types import Heartbeat
 from bridge.rollout_types import Sampling, Version
 from bridge.store.open import SqlStore
+from bridge.store.sql import ticket_rows
 from bridge.store.store_types import FencedError
 from tests.bridge.factories import as_plain, make_group, make_report, make_rollout, make_ticket
 from tests.bridge.store.engines import rows
@@ -233,6 +235,29 @@ def test_withdraw_pinned_forgets_evaluation_and_probe_only(store):
     assert stored_ids(store, kind="eval") == stored_ids(store, kind="probe") == []
 
 
+def test_groups_are_read_again_after_each_break_under_numbers_that_grow_by_no_more_than_they_are(store, monkeypatch):
+    learner = getattr(store, "learner", store)
+    learner.acquire_leadership("here", lease_s=60.0)
+    for name, ticket in put(store, *"abc").items():
+        store.put_group(make_group(ticket))
+        if name == "a":
+            rows(store, "UPDATE runs SET last_seq = 100000 WHERE run = :run")
+    seqs = [s.seq for s in learner.read_groups(after_seq=0, limit=9)]
+    for _ in range(70):  # doubled as often, they would not fit 64 bits
+        monkeypatch.setattr(learner, "_num_breaks_met", -1)
+        stored = learner.read_groups(after_seq=seqs[-1], limit=9)
+        assert [s.group.ticket_id for s in stored] == ["a", "b", "c"]
+        seqs = [s.seq for s in stored]
+    ((last_seq,),) = rows(store, "SELECT last_seq FROM runs WHERE run = :run")
+    assert last_seq == seqs[-1] <= 71 * 100_003
+    # An older copy, which lacks the last two and numbers the next one as one that was read.
+    rows(store, "DELETE FROM groups WHERE run = :run AND ticket_id <> 'a'")
+    rows(store, "UPDATE runs SET last_seq = 1 WHERE run = :run")
+    monkeypatch.setattr(learner, "_num_breaks_met", -1)
+    (again,) = learner.read_groups(after_seq=seqs[-1], limit=9)
+    assert again.group.ticket_id == "a" and again.seq == seqs[-1] + 1
+
+
 def test_rewind_offers_again_what_was_open_and_keeps_what_needs_no_second_generation(store):
     tickets = put(store, "trained", "was-open", "later", "held", "future", "unserved")  # orders 0 to 5
     tickets |= put(store, "e", kind="eval", order=9)
@@ -246,6 +271,27 @@ def test_rewind_offers_again_what_was_open_and_keeps_what_needs_no_second_genera
     assert claim_ids(store, "x") == ["was-open"]
     # The rest is the learner's to issue anew, under the same ids.
     assert store.put_tickets([tickets[name] for name in ("later", "held", "future", "unserved")]) == 3
+
+
+@pytest.mark.parametrize("call", ["acknowledge", "withdraw", "roll_back", "withdraw_pinned"])
+def test_groups_are_deleted_a_few_per_transaction_so_that_none_holds_the_runs_lock_for_long(store, monkeypatch, call):
+    monkeypatch.setattr(ticket_rows, "_TICKETS_PER_TRANSACTION", 2)
+    tickets = put(store, *"abcde", kind="eval" if call == "withdraw_pinned" else "train")
+    for ticket in tickets.values():
+        store.put_group(make_group(ticket))
+    learner = getattr(store, "learner", store)
+    write, sizes = learner._database.write, [5]
+
+    def counted(*args):
+        done = write(*args)
+        ((num_groups,),) = learner._read("SELECT count(*) FROM groups WHERE run = :run")
+        sizes.append(num_groups)
+        return done
+
+    monkeypatch.setattr(learner._database, "write", counted)
+    args = {"roll_back": ([],), "withdraw_pinned": ()}.get(call, (list(tickets),))
+    getattr(learner, call)(*args, **({"next_order": 0, "step": -1} if call == "roll_back" else {}))
+    assert sizes[-1] == 0 and max(a - b for a, b in itertools.pairwise(sizes)) == 2
 
 
 def test_restores_are_kept_by_incarnation(store):
@@ -289,15 +335,16 @@ def test_heartbeats_of_another_build_and_corrupt_ones_are_passed_over(store, clo
 
 
 def test_fence_drops_what_the_actor_made_and_nobody_acknowledged(store):
-    tickets = put(store, "a", "b", "c")
-    store.put_group(make_group(tickets["a"], actor="x"))
-    store.put_group(make_group(tickets["b"], actor="x"))
-    store.put_group(make_group(tickets["c"], actor="y"))
+    tickets = put(store, *"abcde")
+    for name, actor in zip("abcde", "xxyxy", strict=True):
+        store.put_group(make_group(tickets[name], actor=actor))
     store.acknowledge(["a"])
-    store.fence("x", "why")
-    assert stored_ids(store) == ["c"]
+    store.fence("x", "why", trained=["d", "e"])
+    assert stored_ids(store) == ["c", "e"]
     assert claim_ids(store, "y") == ["b"]
     assert store.fenced_actors() == {"x"}
+    assert store.roll_back(["d", "e"], next_order=9, step=9) == 1  # a checkpoint without what was trained of it
+    assert claim_ids(store, "y") == ["d"]
 
 
 def test_fence_refuses_claims_and_groups_and_frees_what_it_held(store):

@@ -7,31 +7,39 @@ from typing import Any
 
 import pytest
 
+from bridge import codec
 from bridge.heartbeat_types import DecodeSpeed, Heartbeat
 from bridge.rollout_types import Ticket
 from bridge.store.open import SqliteStore
 from bridge.store.store_types import FencedError
 from configs import schema, sections
 from learner.schedule import frontier_width
-from learner.schedule.rollout_stream import RolloutStream
+from learner.schedule.rollout_stream import RolloutStream, encode_tickets
 from learner.schedule.ticket_ledger import training_sampling
 from learner.schedule.window_planner import WindowPlanner
 from tests.bridge.factories import make_group, make_report, make_rollout, make_ticket
+from tests.bridge.store.engines import rows
 from tests.learner.schedule.fakes import Marks, Problems, Sourced
 
 K = 2
 
 
-def config_of(*, window=False, updates=2, max_lag_steps=None):
+def config_of(*, window=False, updates=2, max_lag_steps=None, unit: Any = "group", train_start: Any = "group_ready"):
     return schema.Config(
         preset="test",
         run=sections.RunConfig(num_updates=updates),
         model=sections.ModelConfig(max_tokens=16),
         sampling=sections.SamplingConfig(max_response_tokens=8),
         rounds=sections.RoundsConfig(
-            groups_per_round=4, groups_per_update=2, samples_per_group=K, max_lag_steps=max_lag_steps
+            groups_per_round=4,
+            groups_per_update=2,
+            samples_per_group=K,
+            max_lag_steps=max_lag_steps,
+            train_start=train_start,
         ),
-        admission=sections.AdmissionConfig(policy="window" if window else "fifo", width=4 if window else "auto"),
+        admission=sections.AdmissionConfig(
+            policy="window" if window else "fifo", width=4 if window else "auto", unit=unit
+        ),
         publish=sections.PublishConfig(when="every" if window else "round_end"),
         packing=sections.PackingConfig(rows=8, row_tokens=16),
     )
@@ -60,13 +68,17 @@ class Learner:
         )
         self.trained: list[str] = []
 
-    def serve(self, count=99):
+    def serve(self, count=99, actor="actor"):
         self.num_waits += 1
         assert self.num_waits < 100, "nothing comes any more"
-        for ticket in self.store.claim("actor", limit=count, lease_s=1000):
+        for ticket in self.store.claim(actor, limit=count, lease_s=1000):
             step = ticket.min_version.step
-            rollouts = tuple(make_rollout(6, reward=float(i), step=step) for i in range(K))
-            self.store.put_group(make_group(ticket, rollouts=rollouts, actor="actor", incarnation=self.incarnation))
+            rollouts = tuple(make_rollout(6, reward=float(i), step=step) for i in range(ticket.num_samples))
+            self.store.put_group(make_group(ticket, rollouts=rollouts, actor=actor, incarnation=self.incarnation))
+
+    def save(self) -> dict[str, Any]:
+        """What a checkpoint of it would be read as."""
+        return json.loads(json.dumps(encode_tickets(self.stream.begin_save())))
 
     def train(self, num_updates):
         batches = self.stream.micro_batches()
@@ -94,7 +106,7 @@ def test_resume_after_a_committed_save_goes_on_behind_it_and_trains_nothing_twic
     before = Learner(store, config)
     before.stream.resume(None)
     before.train(1)
-    saved = json.loads(json.dumps(before.stream.begin_save()))
+    saved = before.save()
     before.stream.acknowledge(1)
     before.train(1)  # lost with the process: its checkpoint was never written
 
@@ -104,6 +116,19 @@ def test_resume_after_a_committed_save_goes_on_behind_it_and_trains_nothing_twic
     assert before.trained[:2] + after.trained == ids(*range(8))
     assert after.stream.step == 4 and after.prompts.next == 8
     assert after.marks.of("issue") == [{"tickets": 4, "step": 2}]  # the second round's; the first one's were there
+
+
+def test_state_that_a_stop_may_save_later_costs_no_encoding_and_stays_as_it_was(store, monkeypatch):
+    config = config_of(updates=8, window=True)
+    before = Learner(store, config)
+    before.stream.resume(None)
+    before.train(1)
+    want = before.save()
+    with monkeypatch.context() as patch:
+        patch.setattr(codec, "encode", None)
+        held = before.stream.begin_save()
+    before.train(2)
+    assert json.loads(json.dumps(encode_tickets(held))) == want != before.save()
 
 
 def test_acknowledge_lets_the_store_forget_only_what_the_committed_checkpoint_contains(store):
@@ -167,6 +192,52 @@ def test_fence_refuses_the_actors_claims_and_its_waiting_groups(store):
     assert learner.stream.group_filter.dropped == {"fenced": 2}
 
 
+def fill_an_update(store, unit, makers, train_start) -> Learner:
+    """A learner whose first update, of a round of four groups, waits to be made; `makers` hand its groups in."""
+    learner = Learner(store, config_of(unit=unit, train_start=train_start))
+    learner.stream.resume(None)
+    learner.stream._tickets.put_tickets(learner.stream.planner.issue(step=0))
+    for actor in makers:
+        learner.serve(count=K if unit == "sample" else 1, actor=actor)
+    next(micro for micro in learner.stream.micro_batches() if micro.ends_update)
+    return learner
+
+
+def open_orders(store) -> list[int]:
+    found = rows(store, """SELECT DISTINCT "order" FROM tickets WHERE run = :run AND state = 'open' ORDER BY 1""")
+    return [order for (order,) in found]
+
+
+@pytest.mark.parametrize("unit", ["group", "sample"])
+def test_fence_after_an_update_keeps_its_groups_and_takes_the_actors_others_out_of_the_round(store, unit):
+    learner = fill_an_update(store, unit, ("good", "bad", "bad", "good"), "round_complete")
+    learner.stream.end_update()
+    learner.stream.fence("bad", "its logprobs are off", 0.5)
+    assert learner.stream.group_filter.dropped == {"fenced": 1} and not learner.stream.has_fenced_groups
+    assert learner.stream.begin_save()["queue"]["unacknowledged"] == ids(0, 1, 3)
+    assert open_orders(store) == [2]
+    learner.train(1)
+    assert learner.trained == ids(3, 2)
+
+    after = Learner(store, config_of())  # of no checkpoint: the group that was trained is not there any more
+    after.stream.resume(None)
+    after.stream._tickets.put_tickets(after.stream.planner.issue(step=0))
+    assert 1 in open_orders(store)
+
+
+@pytest.mark.parametrize("unit", ["group", "sample"])
+def test_full_update_with_a_group_of_a_fenced_actor_is_filled_again(store, unit):
+    learner = fill_an_update(store, unit, ("bad", "good"), "group_ready")
+    assert not learner.stream.has_fenced_groups
+    learner.stream.fence("bad", "its logprobs are off", 0.5)
+    assert learner.stream.has_fenced_groups
+    learner.stream.drop_update(needs_fresh=False)
+    assert not learner.stream.has_fenced_groups and learner.stream.num_dropped_updates == 0
+    assert open_orders(store) == [0, 1, 2, 3]
+    learner.train(2)
+    assert sorted(learner.trained) == ids(0, 1, 2, 3) and learner.stream.step == 2
+
+
 def test_ticket_that_nobody_could_make_a_group_for_gets_another_prompt(store):
     served = []
 
@@ -212,7 +283,7 @@ def test_width_of_the_frontier_is_chosen_at_a_rounds_end_and_kept_by_a_learner_t
     report = make_report(max_sequences=2, decode_speeds=speeds)
     store.heartbeat(Heartbeat(process="actor", role="actor", pid=1, time_s=1.0, report=report))
     assert before.stream.end_round()["round/frontier_width"] == 4
-    saved = json.loads(json.dumps(before.stream.begin_save()))
+    saved = before.save()
 
     store.set_frontier_width(None)
     after = Learner(store, config, step=2)
@@ -234,7 +305,7 @@ def test_restarted_window_whose_tickets_are_all_out_ends_its_rounds(store):
     before = Learner(store, config)
     before.stream.resume(None)
     before.train(1)
-    saved = json.loads(json.dumps(before.stream.begin_save()))
+    saved = before.save()
     before.stream.acknowledge(1)
     before.serve()
 
@@ -344,7 +415,7 @@ def test_prompts_are_told_what_each_trained_group_earned_once_and_by_its_source(
     before = Learner(store, config, prompts=Sourced(2))
     before.stream.resume(None)
     before.train(1)
-    saved = json.loads(json.dumps(before.stream.begin_save()))
+    saved = before.save()
     assert before.prompts.observed == [("s0", 0.5), ("s1", 0.5)]  # K = 2 rewards, 0 and 1
     before.stream.acknowledge(1)
     before.train(1)  # lost with the process

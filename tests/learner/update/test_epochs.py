@@ -119,7 +119,7 @@ def run_of(config, *, steps=None, spans=None) -> Any:
             prompts=SimpleNamespace(metrics=lambda: {}),
             poll=lambda: None,
             end_update=end_update,
-            drop_update=lambda: None,
+            drop_update=lambda needs_fresh: None,
             take_samples=lambda: (),
         ),
         samples=SimpleNamespace(trained=lambda step, samples: None),
@@ -270,7 +270,7 @@ def test_drop_forgets_the_batch_that_was_kept():
     books = books_of(run)
     for micro in stream(run.config, random_groups(0, 4)):
         learner_train.accumulate(run, micro, books)
-    learner_train.drop(run, books)
+    learner_train.drop(run, books, needs_fresh=True)
     groups = random_groups(5, 4)
     row = train(run, books, groups)
     fresh = run_in("decoupled_ppo", "two passes")

@@ -379,6 +379,13 @@ def test_search_leaves_out_ratios_that_the_lag_bound_makes_equal():
         list(Grid(num_chips=2, async_ratios=(1.0, 4.0)).choices(config, profile_of()))
 
 
+@pytest.mark.parametrize(("every", "ratios"), [(2, [0.5, 1.0, 2.0, 4.0, 8.0]), (4, [4.0, 8.0]), (20, [19.0])])
+def test_search_leaves_out_ratios_below_the_lag_right_before_a_publish(every, ratios):
+    config, profile = by_window(every_n_steps=every), profile_of()
+    choices = list(Grid(num_chips=2, max_num_seqs=(64,)).choices(config, profile))
+    assert [apply(config, profile, choice)[0].admission.async_ratio for choice in choices] == ratios
+
+
 def test_search_warms_each_choice_up_for_its_own_window(monkeypatch):
     asked = {}
 
