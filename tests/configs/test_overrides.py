@@ -357,11 +357,8 @@ def test_load_preset_toml_sets_fields_on_top_of_its_preset_or_of_another(tmp_pat
 
 def test_toml_table_within_a_section_replaces_only_its_fields_and_a_dict_field_whole(tmp_path):
     base, file = tmp_path / "base.toml", tmp_path / "mine.toml"
-    base.write_text(
-        "preset = 'pipelinerl:tiny'\n[loss]\nname = 'reinforce'\nmax_weight = 'none'\n"
-        "[loss.correction]\nweight = 'token'\nmax_weight = 3.0\n"
-        "[prompts.task_args]\nmax_terms = 2\nmin_terms = 2\n"
-    )
+    loss = "[loss]\nname = 'reinforce'\nmax_weight = 'none'\ncorrection = {weight = 'token', max_weight = 3.0}\n"
+    base.write_text(f"preset = 'pipelinerl:tiny'\n{loss}[prompts.task_args]\nmax_terms = 2\nmin_terms = 2\n")
     file.write_text(f"preset = '{base}'\n[loss.correction]\nveto = 'sequence'\n[prompts.task_args]\nmax_terms = 3\n")
     config, given = overrides.load_preset(str(file)), overrides.load_preset(str(base))
     assert config.loss.correction == dataclasses.replace(given.loss.correction, veto="sequence")
@@ -369,13 +366,10 @@ def test_toml_table_within_a_section_replaces_only_its_fields_and_a_dict_field_w
 
 
 def test_key_of_a_dict_field_may_have_dots():
-    rewards = {"my.mod:score": 0.5, "math": 1.0}
-    given = {f"prompts.rewards.{name}": weight for name, weight in rewards.items()}
-    texts = {name: str(weight) for name, weight in given.items()}
     prompts = dataclasses.replace(preset("tiny").prompts, verifier=PromptsConfig().verifier, rewards={"math": 1.0})
-    base = dataclasses.replace(preset("tiny"), prompts=prompts)
-    assert overrides.apply(base, texts).prompts.rewards == rewards
-    assert api.with_fields(base, given).prompts.rewards == rewards
+    base, path = dataclasses.replace(preset("tiny"), prompts=prompts), "prompts.rewards.my.mod:score"
+    for given in (overrides.apply(base, {path: "0.5"}), api.with_fields(base, {path: 0.5})):
+        assert given.prompts.rewards == {"math": 1.0, "my.mod:score": 0.5}
 
 
 @pytest.mark.parametrize(
