@@ -63,6 +63,10 @@ def frozen_bytes(params: Params, trained: Params, config: Config) -> int:
       config: config of the run.
     """
     num_all = sum(math.prod(x.shape) for x in jax.tree.leaves(params))
+
+    def frozen(tree: Params) -> int:
+        return num_bytes(jax.eval_shape(lambda tree: freeze(tree, config), tree))
+
     total = sum(
         num_bytes(abstract_params(Architecture.from_hf(folder), config.model.compute_dtype))
         for _, folder in config.loss.teacher_folders.values()
@@ -70,9 +74,9 @@ def frozen_bytes(params: Params, trained: Params, config: Config) -> int:
     if config.lora.is_on:
         total += num_all * width(config.base_dtype)
     if loads_reference(config):
-        total += num_all * width(config.model.compute_dtype)
+        total += frozen(params)
     if proximal_policy(config) == "frozen":
-        total += num_bytes(jax.eval_shape(lambda tree: freeze(tree, config), trained))
+        total += frozen(trained)
     return total
 
 

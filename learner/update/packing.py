@@ -211,8 +211,7 @@ def pack_groups(
         rewards = np.array([r.reward for r in group.rollouts], np.float64)
         lengths = np.array([num_sampled(r) for r in group.rollouts])
         shaped = shaped_rewards(rewards, lengths, loss, max_response_tokens)
-        has_teacher = bool(teachers and teachers[i])
-        signal.append(has_learning_signal(group, loss, masks_truncated=masks_truncated, has_teacher=has_teacher))
+        signal.append(has_learning_signal(group, loss, masks_truncated=masks_truncated))
         of_group = token_advantages(group.rollouts, shaped, loss)
         on_group(group, of_group)
         sequences = [

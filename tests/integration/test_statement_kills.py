@@ -28,7 +28,8 @@ def test_operation_of_a_process_killed_at_any_statement_was_done_whole_or_not_at
     killed = sorted(left.glob("killed-*.db"))
     assert len(killed) >= 3  # BEGIN, what it does, COMMIT
     for file in killed:
-        assert dump_sqlite(str(file)) == before, file.name
+        # A rollback deletes later groups in transactions of their own, and is repeated at the restart.
+        assert dump_sqlite(str(file)) in ([before, after] if operation.name == "roll_back" else [before]), file.name
         with contextlib.closing(SqliteStore(file)) as store:  # nobody's lock is left
             store.heartbeat(BEAT)
     (done,) = left.glob("done-*.db")

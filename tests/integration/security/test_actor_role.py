@@ -60,7 +60,6 @@ LEARNERS_CALLS: dict[str, Callable[[PostgresStore], object]] = {
     "acknowledge": lambda s: s.acknowledge(["t5"]),
     "reissue": lambda s: s.reissue(["t5"]),
     "withdraw": lambda s: s.withdraw(["t1"]),
-    "withdraw_pinned": lambda s: s.withdraw_pinned(),
     "roll_back": lambda s: s.roll_back(["t1"], next_order=0, step=0),
     "fence": lambda s: s.fence("honest", "why not"),
     "unfence": lambda s: s.unfence("broken"),
