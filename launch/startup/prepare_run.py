@@ -131,7 +131,7 @@ def check_kind(config: Config, is_supervised: bool | None) -> None:
 
 
 def config() -> Config:
-    """Returns the preset of --config with its overrides, for a tool that starts no run.
+    """Returns the preset of --config with its overrides, for a tool that starts no run; see `print_config`.
 
     Raises:
       ValueError: --config is missing, or an override is invalid.

@@ -100,7 +100,7 @@ def full_micro_batch(config: Config, routing: RoutingShape | None = None) -> Mic
     )
     packed = pack_groups(
         [group],
-        packing=dataclasses.replace(config.packing, whole_groups=False),  # with one row, a group has two of them here
+        packing=dataclasses.replace(config.packing, whole_groups=False),  # two responses need two rows
         loss=config.loss,
         max_response_tokens=config.sampling.max_response_tokens,
         routing=routing,
