@@ -12,7 +12,6 @@ from typing import Any, Literal, cast, get_args
 
 from configs import custom_functions
 from configs.sections.base import (
-    CheckedSection,
     CountOrZero,
     Fraction,
     FractionOrZero,
@@ -35,11 +34,11 @@ from configs.sections.loss_table import (
     Normalization,
     Proximal,
 )
-from configs.sections.teacher import Teacher, check_places
+from configs.sections.teacher import TeacherFields
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LossConfig(CheckedSection):
+class LossConfig(TeacherFields):
     """Objective: advantage, per-token loss, penalties and averaging of token losses.
 
     Constants left at None take the default of the chosen loss (`LOSS_CONSTANTS`). Setting a constant that the loss does
@@ -103,18 +102,6 @@ class LossConfig(CheckedSection):
     / 2. `k3`: 1/r - 1 + log r."""
     reference_path: LocalPath = ""
     """Hugging Face folder of the reference model. Empty: the initial weights of the run."""
-    teacher_coef: NotNegative = 0.0
-    """Coefficient of on-policy distillation: every sampled token of a row with a teacher gets coef x (log pi_teacher -
-    log pi) added to its advantage. 0: no teacher."""
-    teacher_path: LocalPath = ""
-    """Hugging Face folder of the teacher of rows that name none. It may have another architecture, but must have the
-    student's tokenizer. Empty: teacher of teacher_url."""
-    teacher_url: str = ""
-    """Base URL of a vLLM server with the teacher of rows that name none, for example http://HOST:8000/v1. Each actor
-    asks it for logprobs of sampled tokens. Empty, like teacher_path: rows that name no teacher are not distilled."""
-    teachers: dict[str, Teacher] = dataclasses.field(default_factory=dict[str, Teacher])
-    """Teachers by name, for the rows that name one: prompts.mixture.NAME.teacher, or the column prompts.teacher_field.
-    Empty: every row has the teacher of teacher_path or teacher_url."""
     overlong_buffer_tokens: CountOrZero | None = None
     """Length of DAPO's soft overlong penalty, in tokens before sampling.max_response_tokens. The reward falls linearly
     by overlong_penalty over them. Episodes count sampled tokens only. 0: off. None: 4096 for dapo, off otherwise."""
@@ -178,14 +165,6 @@ class LossConfig(CheckedSection):
                 )
 
     def _check_distillation(self) -> None:
-        if self.teachers and not self.teacher_coef:
-            raise ValueError("loss.teachers has no effect without loss.teacher_coef > 0; set that or leave it out")
-        check_places(path=self.teacher_path, url=self.teacher_url, teachers=self.teachers)
-        if self.teacher_coef and not self.teacher_names:
-            raise ValueError(
-                f"loss.teacher_coef={self.teacher_coef} requires a teacher; set loss.teacher_path, loss.teacher_url or "
-                "loss.teachers"
-            )
         if self.advantage == "none" and not self.teacher_coef:
             raise ValueError(
                 "loss.advantage=none leaves nothing to learn from without distillation; set loss.teacher_coef and "
@@ -354,38 +333,6 @@ class LossConfig(CheckedSection):
     def normalized_by(self) -> Normalization:
         """Normalization with the default of the loss filled in."""
         return self.normalization or NORMALIZATIONS.get(self.name, "token")
-
-    @property
-    def teacher_folders(self) -> dict[str, tuple[str, str]]:
-        """Config field and folder by name, of teachers with a folder; "" is the teacher of rows that name none."""
-        return self._teachers("path")
-
-    @property
-    def teacher_urls(self) -> dict[str, tuple[str, str]]:
-        """Config field and URL by name, of teachers on servers; "" is the teacher of rows that name none."""
-        return self._teachers("url")
-
-    def _teachers(self, key: Literal["path", "url"]) -> dict[str, tuple[str, str]]:
-        own = {"": (f"loss.teacher_{key}", self.teacher_path if key == "path" else self.teacher_url)}
-        for name in sorted(self.teachers):
-            own[name] = f"loss.teachers.{name}.{key}", getattr(self.teachers[name], key)
-        return {name: (field, place) for name, (field, place) in own.items() if place}
-
-    @property
-    def teacher_names(self) -> list[str]:
-        """Names of all teachers in the order of their numbers, those with folders first."""
-        return [*self.teacher_folders, *self.teacher_urls]
-
-    def teacher_number(self, name: str) -> int:
-        """Returns the number of a row's teacher, from 1; 0 if a row that names none has no teacher.
-
-        Raises:
-          ValueError: `loss.teachers` has no such name.
-        """
-        names = self.teacher_names
-        if name and name not in names:
-            raise ValueError(f"loss.teachers: expected the row's teacher {name!r}, got {', '.join(names)}")
-        return 1 + names.index(name) if name in names else 0
 
     @property
     def frozen_folders(self) -> dict[str, str]:

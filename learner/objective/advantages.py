@@ -74,7 +74,7 @@ def rloo(rewards: Float64[np.ndarray, " K"], config: LossConfig) -> Float64[np.n
 
 
 def no_advantage(rewards: Float64[np.ndarray, " K"], config: LossConfig) -> Float64[np.ndarray, " K"]:
-    """Returns A_i = 0: the rewards do not train, and on-policy distillation alone does (`losses.distilled`)."""
+    """Returns A_i = 0: the rewards do not train, and on-policy distillation alone does (`distillation.distilled`)."""
     del config
     return np.zeros_like(rewards)
 

@@ -30,6 +30,7 @@ from jaxtyping import (
 from configs import custom_functions
 from configs.sections import LossConfig
 from configs.sections.loss_table import CUSTOM_LOSS, Normalization
+from learner.objective.distillation import distilled
 from learner.objective.kl_estimators import KL_ESTIMATORS, MAX_LOG_RATIO
 
 
@@ -239,23 +240,6 @@ LOSSES: dict[str, Callable[..., Terms]] = {
     "sft": sft_loss,
 }
 """Losses by `LossConfig.name`. Each, like a custom loss, takes the constants of `LossConfig.constants` by name."""
-
-
-def distilled(advantages: Array, teacher_kl: Array, coef: float) -> Array:
-    """Returns the advantages of on-policy distillation, A_t - beta sg(log pi(y_t) - log pi_T(y_t)).
-
-    pi_T is the teacher (Lu and Thinking Machines Lab, "On-Policy Distillation", 2025; the reverse KL of GKD, arXiv
-    2306.13649). Of a state s, grad KL(pi(.|s), pi_T(.|s)) = E_{y ~ pi}[(log pi(y|s) - log pi_T(y|s)) grad log pi(y|s)],
-    since E[grad log pi] = 0. A loss whose gradient is -w A grad log pi, with w = pi / mu, therefore descends beta times
-    the reverse KL at the sampled states. pi is the current policy: with mu instead, the result would be the gradient of
-    no KL, because mu is an older policy and an engine rounds otherwise.
-
-    Args:
-      advantages: A of the rewards.
-      teacher_kl: log pi - log pi_T of the sampled tokens, in nats; 0 without a teacher.
-      coef: beta.
-    """
-    return advantages - coef * jax.lax.stop_gradient(teacher_kl)
 
 
 @jaxtyped(typechecker=beartype)
