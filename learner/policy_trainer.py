@@ -2,7 +2,8 @@
 
 The epoch buffer keeps packed micro-batches in each process's memory with the logprobs of the frozen policies, so no
 policy scores a token twice. It takes 34 bytes per position of a packed row, 4 more per frozen policy, for a critic's
-values and with packing.whole_groups, and with routing replay 2 per layer and expert of a token. Checkpoints exclude it:
+values and with packing.whole_groups, with routing replay 2 per layer and expert of a token, and where distillation
+compares distributions 8 per token of the teacher (loss.teacher_top_k). Checkpoints exclude it:
 they are made between updates, and a learner killed between two epochs restarts the batch.
 """
 

@@ -245,7 +245,10 @@ def _load_teachers(weights: WeightLoader, model_folder: pathlib.Path) -> list[Te
         loader = dataclasses.replace(weights, architecture=architecture)
         params = loader.load(pathlib.Path(folder), config.model.compute_dtype, source=field)
         logging.info("teacher loaded field=%s folder=%s", field, folder)
-        teachers.append(TeacherPolicy(params, frozen_loss_fn(architecture, config, mesh).score, mesh))
+        loss_fn = frozen_loss_fn(architecture, config, mesh)
+        k, num_words = config.loss.teacher_top_k, weights.architecture.vocab_size
+        top = functools.partial(loss_fn.top_tokens, k=k, num_words=num_words)
+        teachers.append(TeacherPolicy(params, top if config.loss.compares_distributions else loss_fn.score, mesh))
     return teachers
 
 

@@ -195,6 +195,8 @@ class LossConfig(TeacherFields):
             ("reference_path", self.kl_coef > 0, "loss.kl_coef > 0"),
             ("teacher_path", self.teacher_coef > 0, "loss.teacher_coef > 0"),
             ("teacher_url", self.teacher_coef > 0, "loss.teacher_coef > 0"),
+            ("teacher_divergence", self.teacher_coef > 0, "loss.teacher_coef > 0"),
+            ("teacher_top_k", self.compares_distributions, "loss.teacher_divergence=reverse_kl or forward_kl"),
             ("overlong_penalty", self.overlong_tokens > 0, "loss.overlong_buffer_tokens > 0"),
             *(
                 (name, self.reads_rewards, "an advantage of the rewards (loss.advantage)")

@@ -3,10 +3,11 @@
 import dataclasses
 import re
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, get_args
 
-from configs.sections.base import CheckedSection, LocalPath, NotNegative, check_api_url, expand_home
+from configs.sections.base import CheckedSection, Count, LocalPath, NotNegative, check_api_url, expand_home
 
+Divergence = Literal["sampled", "reverse_kl", "forward_kl"]
 MAX_TEACHERS = 127
 """Most teachers of a run; a packed token's teacher is an int8."""
 TEACHER_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -30,8 +31,16 @@ class TeacherFields(CheckedSection):
     """Fields of `loss` for on-policy distillation."""
 
     teacher_coef: NotNegative = 0.0
-    """Coefficient of on-policy distillation: every sampled token of a row with a teacher gets coef x (log pi_teacher -
-    log pi) added to its advantage. 0: no teacher."""
+    """Coefficient of on-policy distillation. 0: no teacher."""
+    teacher_divergence: Divergence = "sampled"
+    """What distillation minimizes at every sampled token of a row with a teacher. `sampled`: the token's advantage gets
+    coef x (log pi_teacher - log pi), whose expectation is the reverse KL. `reverse_kl`, `forward_kl`: coef x KL(pi,
+    pi_teacher) or coef x KL(pi_teacher, pi) over the teacher's teacher_top_k likeliest tokens and the rest as one is
+    added to the token's loss. They also teach tokens that the student does not sample, with less noise, and need a
+    teacher with a folder."""
+    teacher_top_k: Count = 64
+    """Tokens of the teacher that reverse_kl and forward_kl compare at each token, at most the student's vocabulary.
+    With rounds.epochs > 1 each takes 8 bytes of the learner's host memory until the update ends."""
     teacher_path: LocalPath = ""
     """Hugging Face folder of the teacher of rows that name none. It may have another architecture, but must have the
     student's tokenizer. Empty: teacher of teacher_url."""
@@ -46,12 +55,29 @@ class TeacherFields(CheckedSection):
         super().__post_init__()
         if self.teachers and not self.teacher_coef:
             raise ValueError("loss.teachers has no effect without loss.teacher_coef > 0; set that or leave it out")
+        if self.teacher_divergence not in (kinds := get_args(Divergence)):
+            raise ValueError(
+                f"loss.teacher_divergence: expected one of {', '.join(kinds)}, got {self.teacher_divergence!r}"
+            )
         check_places(path=self.teacher_path, url=self.teacher_url, teachers=self.teachers)
         if self.teacher_coef and not self.teacher_names:
             raise ValueError(
                 f"loss.teacher_coef={self.teacher_coef} requires a teacher; set loss.teacher_path, loss.teacher_url or "
                 "loss.teachers"
             )
+
+        if self.compares_distributions and self.teacher_urls:
+            field = next(iter(self.teacher_urls.values()))[0]
+            raise ValueError(
+                f"loss.teacher_divergence={self.teacher_divergence} needs the teacher's distribution, but a server "
+                f"gives only logprobs of sampled tokens. Set a folder in place of {field}, or "
+                "loss.teacher_divergence=sampled"
+            )
+
+    @property
+    def compares_distributions(self) -> bool:
+        """True if distillation compares distributions, and not the sampled token's logprobs."""
+        return self.teacher_coef > 0 and self.teacher_divergence != "sampled"
 
     @property
     def teacher_folders(self) -> dict[str, tuple[str, str]]:

@@ -74,7 +74,8 @@ METRICS: dict[str, str] = {
     "mismatch_kl": "nats: mean of log mu - log pi over trained tokens (k1)",
     "mismatch_kl_k3": "nats: Schulman's k3 estimate of KL(mu, pi); linear where pi / mu exceeds e^20",
     "reference_kl": "nats: mean of the configured KL estimate against the reference policy; 0 without one",
-    "teacher_kl": "nats: mean of log pi - log pi_teacher over trained tokens with a teacher; 0 without one",
+    "teacher_kl": "nats: mean over trained tokens with a teacher of log pi - log pi_teacher, or of "
+    "loss.teacher_divergence; 0 without one",
     "max_abs_dlogprob": "nats: maximum of |log pi - log mu| over trained tokens",
     "max_abs_dlogprob_lag0": "nats: maximum of |log pi - log mu| over tokens with lag 0, engine against learner",
     "clip_fraction": "fraction of trained tokens whose ratio was clipped or truncated",

@@ -13,8 +13,14 @@ def teacher_architectures(config: Config, student: Architecture, student_folder:
     A teacher scores the student's token ids, so each id must be the same token in both. It may have more tokens.
 
     Raises:
-      ValueError: a folder is no model, or its tokenizer, vocabulary or context does not fit the student.
+      ValueError: a folder is no model, its tokenizer, vocabulary or context does not fit the student, or
+        loss.teacher_top_k is above the student's vocabulary.
     """
+    if config.loss.compares_distributions and config.loss.teacher_top_k > student.vocab_size:
+        raise ValueError(
+            f"loss.teacher_top_k must be at most the student's vocab_size ({student.vocab_size}), got "
+            f"{config.loss.teacher_top_k}"
+        )
     found: list[Architecture] = []
     for field, path in config.loss.teacher_folders.values():
         folder = pathlib.Path(path)

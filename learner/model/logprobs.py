@@ -19,13 +19,15 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
 from learner.distributed.sharding import BATCH_AXES, FSDP, axes_size
 
-TokenLossFn = Callable[[Array, Array, Any], tuple[Array, Any]]
-"""Elementwise (logprobs [n], entropies [n], inputs) -> (loss to sum [n], more per-token outputs [n])."""
+TokenLossFn = Callable[[Array, Array, Array | None, Any], tuple[Array, Any]]
+"""Elementwise (logprobs [n], entropies [n], logprobs of `others` [n, K], inputs) -> (loss to sum [n], more per-token
+outputs [n])."""
 
 ROWS = PartitionSpec(BATCH_AXES, "sequence")
 
@@ -35,6 +37,13 @@ class Scores(NamedTuple):
 
     logprobs: Float[Array, "B S"]
     entropy: Float[Array, "B S"]
+
+
+class TopTokens(NamedTuple):
+    """Likeliest tokens at each scored position, the likeliest first; 0 elsewhere."""
+
+    tokens: Int[Array | np.ndarray, "B S K"]
+    logprobs: Float[Array | np.ndarray, "B S K"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -106,6 +115,28 @@ def token_scores(
     return _on_mesh(head, local, specs, ROWS)(hidden, weight, targets, mask)
 
 
+def top_tokens(
+    head: Head, hidden: Float[Array, "B S D"], weight: Float[Array, "V D"], mask: Bool[Array, "B S"], *, k: int
+) -> TopTokens:
+    """Returns the k <= V likeliest tokens by softmax(hidden weight^T / temperature), and their logprobs in nats.
+
+    Not differentiable. Arguments and errors as in `token_scores`.
+    """
+    _check(hidden, weight, mask, mask)
+
+    def local(hidden, weight, mask) -> TopTokens:
+        def visit(done, take, put):
+            h = take(hidden)
+            return put(done, TopTokens(*_Logits(head, h, weight, jnp.zeros(h.shape[0], jnp.int32)).top(k)))
+
+        start = TopTokens(jnp.zeros((mask.size, k), jnp.int32), jnp.zeros((mask.size, k), jnp.float32))
+        return _unflatten(_walk(head.chunk, mask, start, visit), mask.shape)
+
+    hidden, weight = jax.lax.stop_gradient((hidden, weight.astype(hidden.dtype)))
+    specs = (PartitionSpec(BATCH_AXES, "sequence", None), _weight_spec(head, weight), ROWS)
+    return _on_mesh(head, local, specs, ROWS)(hidden, weight, mask)
+
+
 def token_loss_sum(
     head: Head,
     loss: TokenLossFn,
@@ -114,6 +145,7 @@ def token_loss_sum(
     targets: Int[Array, "B S"],
     mask: Bool[Array, "B S"],
     inputs: Any,
+    others: Int[Array, "B S K"] | None = None,
 ) -> tuple[Float[Array, ""], tuple[Scores, Any]]:
     """Returns the sum of `loss` over the scored tokens, and (scores, the loss's other outputs), [B, S] each.
 
@@ -121,12 +153,13 @@ def token_loss_sum(
 
     Args:
       head: see `token_scores`, as for `hidden`, `weight`, `targets` and `mask`.
-      loss: elementwise; differentiated with respect to logprobs and entropies.
+      loss: elementwise; differentiated with respect to logprobs, entropies and the logprobs of `others`.
       hidden: final hidden states.
       weight: output head.
       targets: token ids.
       mask: True at scored tokens.
-      inputs: tree of [B, S] arrays, passed to `loss` per chunk.
+      inputs: tree of [B, S, ...] arrays, passed to `loss` per chunk.
+      others: further token ids whose logprobs `loss` gets, different ones at each position; None: it gets None.
 
     Raises:
       ValueError: shapes do not match.
@@ -138,7 +171,9 @@ def token_loss_sum(
         return forward(hidden, weight)[0]
 
     def forward(hidden, weight):
-        value, outputs, d_hidden, d_weight = _loss_and_gradients(head, loss, hidden, weight, targets, mask, inputs)
+        value, outputs, d_hidden, d_weight = _loss_and_gradients(
+            head, loss, hidden, weight, targets, mask, inputs, others
+        )
         return (value, outputs), (d_hidden, d_weight)
 
     def backward(gradients, cotangents):
@@ -148,7 +183,7 @@ def token_loss_sum(
     return total(hidden, weight)
 
 
-def _loss_and_gradients(head: Head, loss: TokenLossFn, hidden, weight, targets, mask, inputs):
+def _loss_and_gradients(head: Head, loss: TokenLossFn, hidden, weight, targets, mask, inputs, others):
     weight_spec, dtype = _weight_spec(head, weight), weight.dtype
     mesh = head.mesh if head.is_spread else None
     scatter = FSDP if mesh is not None and weight.shape[1] % axes_size(mesh, FSDP) == 0 else ()
@@ -160,19 +195,19 @@ def _loss_and_gradients(head: Head, loss: TokenLossFn, hidden, weight, targets, 
         rows = jax.lax.optimization_barrier(h.T)
         return jnp.einsum("dc,cv->dv", rows, d_logits, preferred_element_type=jnp.float32)
 
-    def local(hidden, weight, targets, mask, inputs):
+    def local(hidden, weight, targets, mask, inputs, others):
         def visit(done, take, put):
             value, outputs, d_hidden, d_weight = done
             h = take(hidden)
-            logits = _Logits(head, h, weight, take(targets))
-            chunk_inputs = jax.tree.map(take, inputs)
+            chunk_inputs, chunk_others = jax.tree.map(take, (inputs, others))
+            logits = _Logits(head, h, weight, take(targets), chunk_others)
 
-            def chunk_loss(logprobs, entropy):
-                each, more = loss(logprobs, entropy, chunk_inputs)
+            def chunk_loss(logprobs, entropy, of_others):
+                each, more = loss(logprobs, entropy, of_others, chunk_inputs)
                 return each.sum(), more
 
-            (chunk_value, more), cotangents = jax.value_and_grad(chunk_loss, argnums=(0, 1), has_aux=True)(
-                logits.logprobs, logits.entropy
+            (chunk_value, more), cotangents = jax.value_and_grad(chunk_loss, argnums=(0, 1, 2), has_aux=True)(
+                logits.logprobs, logits.entropy, logits.of_others
             )
             d_logits = logits.gradient(*cotangents).astype(h.dtype)
             d_h = jnp.einsum("cv,vd->cd", d_logits, weight, preferred_element_type=jnp.float32)
@@ -184,9 +219,10 @@ def _loss_and_gradients(head: Head, loss: TokenLossFn, hidden, weight, targets, 
             )
 
         zeros = jnp.zeros(mask.size, jnp.float32)
-        one_each = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1,), x.dtype), inputs)
+        one_each = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape[2:]), x.dtype), inputs)
         one = jax.ShapeDtypeStruct((1,), jnp.float32)
-        more = jax.tree.map(lambda x: jnp.zeros(mask.size, x.dtype), jax.eval_shape(loss, one, one, one_each)[1])
+        ones = None if others is None else jax.ShapeDtypeStruct((1, others.shape[-1]), jnp.float32)
+        more = jax.tree.map(lambda x: jnp.zeros(mask.size, x.dtype), jax.eval_shape(loss, one, one, ones, one_each)[1])
         # d_hidden is summed over vocabulary shards in float32.
         h_dtype = jnp.float32 if _is_split(head, "tensor") else hidden.dtype
         d_weight_shape = weight.shape[::-1] if head.words_last else weight.shape
@@ -213,20 +249,25 @@ def _loss_and_gradients(head: Head, loss: TokenLossFn, hidden, weight, targets, 
     run = _on_mesh(
         head,
         local,
-        (rows3, weight_spec, ROWS, ROWS, ROWS),
+        (rows3, weight_spec, ROWS, ROWS, ROWS, ROWS),
         (PartitionSpec(), ROWS, rows3, PartitionSpec(*weight_spec[:1], scatter or None)),
     )
-    return run(hidden, weight.astype(hidden.dtype), targets, mask, inputs)
+    return run(hidden, weight.astype(hidden.dtype), targets, mask, inputs, others)
 
 
 class _Logits:
     """Float32 logits [n, V / tensor] of a chunk, and the values computed from them."""
 
-    def __init__(self, head: Head, h: Array, weight: Array, targets: Array) -> None:
-        self._temperature = head.temperature
-        first_word = jax.lax.axis_index("tensor") * weight.shape[0] if _is_split(head, "tensor") else 0
-        # Words of other shards are out of bounds: they read as 0 and are not written.
-        self._own = jnp.where(targets >= first_word, targets - first_word, weight.shape[0])[:, None]
+    def __init__(self, head: Head, h: Array, weight: Array, targets: Array, others: Array | None = None) -> None:
+        self._head, self._temperature = head, head.temperature
+        self._first_word = jax.lax.axis_index("tensor") * weight.shape[0] if _is_split(head, "tensor") else 0
+
+        def places(words: Array) -> Array:
+            # Words of other shards are out of bounds: they read as 0 and are not written.
+            return jnp.where(words >= self._first_word, words - self._first_word, weight.shape[0])
+
+        self._own = places(targets)[:, None]
+        self._others = None if others is None else places(others)
         logits = jnp.einsum("cd,vd->cv", h, weight, preferred_element_type=jnp.float32)
         self._slope = None
         if head.soft_cap is not None:
@@ -235,21 +276,39 @@ class _Logits:
         logits = logits / head.temperature
         self._shifted = logits - _max_over(head, "tensor", logits.max(-1, keepdims=True))
         self._exps = jnp.exp(self._shifted)
-        picked = jnp.take_along_axis(self._shifted, self._own, 1, mode="fill", fill_value=0)[:, 0]
-        sums = (self._exps.sum(-1), picked, (self._exps * self._shifted).sum(-1))
-        self._total, picked, weighted = _sum_over(head, "tensor", sums)
-        self.logprobs = picked - jnp.log(self._total)
+
+        def picked(places: Array) -> Array:
+            return jnp.take_along_axis(self._shifted, places, 1, mode="fill", fill_value=0)
+
+        of_others = None if self._others is None else picked(self._others)
+        sums = (self._exps.sum(-1), picked(self._own)[:, 0], of_others, (self._exps * self._shifted).sum(-1))
+        self._total, of_targets, of_others, weighted = _sum_over(head, "tensor", sums)
+        self.logprobs = of_targets - jnp.log(self._total)
+        self.of_others = None if of_others is None else of_others - jnp.log(self._total)[:, None]
         # H = log Z - E[logit], both relative to the peak, to avoid cancellation of large numbers.
         self.entropy = jnp.log(self._total) - weighted / self._total
 
-    def gradient(self, d_logprob: Array, d_entropy: Array) -> Array:
+    def top(self, k: int) -> tuple[Array, Array]:
+        """Returns the k likeliest words [n, k] and their logprobs [n, k], of all shards."""
+        values, words = jax.lax.top_k(self._shifted, min(k, self._shifted.shape[1]))
+        words = (words + self._first_word).astype(jnp.int32)
+        if _is_split(self._head, "tensor"):
+            values, words = jax.lax.all_gather((values, words), "tensor", axis=1, tiled=True)
+            values, best = jax.lax.top_k(values, k)
+            words = jnp.take_along_axis(words, best, 1)
+        return words, values - jnp.log(self._total)[:, None]
+
+    def gradient(self, d_logprob: Array, d_entropy: Array, d_others: Array | None) -> Array:
         """Returns the gradient of hidden weight^T: d logprob = onehot - p, d entropy = -p (log p + H)."""
         # -p (d_logprob + d_entropy (log p + H)) with log p = shifted - log total; per-token factors are computed first.
         scale = -1 / (self._temperature * self._total)
-        constant = d_logprob + d_entropy * (self.entropy - jnp.log(self._total))
+        d_logprobs = d_logprob if d_others is None else d_logprob + d_others.sum(-1)
+        constant = d_logprobs + d_entropy * (self.entropy - jnp.log(self._total))
         d_logits = self._exps * ((constant * scale)[:, None] + (d_entropy * scale)[:, None] * self._shifted)
         rows = jnp.arange(d_logits.shape[0])
         d_logits = d_logits.at[rows, self._own[:, 0]].add(d_logprob / self._temperature, mode="drop")
+        if d_others is not None:
+            d_logits = d_logits.at[rows[:, None], self._others].add(d_others / self._temperature, mode="drop")
         return d_logits if self._slope is None else d_logits * self._slope
 
 
@@ -309,7 +368,7 @@ def _max_over(head: Head, axis: str, x: Array) -> Array:
 
 
 def _unflatten(tree: Any, shape: tuple[int, ...]) -> Any:
-    return jax.tree.map(lambda x: x.reshape(shape), tree)
+    return jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), tree)
 
 
 def _check(hidden: Array, weight: Array, targets: Array, mask: Array) -> None:

@@ -87,14 +87,15 @@ def _check_loss(config: LossConfig) -> None:
         loss_mask=jnp.ones(logprobs.shape, jnp.bool_),
         reference_logprobs=logprobs - 0.1 if wanted.reference else None,
         teacher_logprobs=logprobs - 0.1 if wanted.teacher else None,
-        has_teacher=jnp.ones(logprobs.shape, jnp.bool_) if wanted.teacher else None,
+        has_teacher=jnp.ones(logprobs.shape, jnp.bool_) if wanted.has_teacher else None,
         proximal_logprobs=logprobs - 0.2 if wanted.proximal else None,
         sequence_log_ratio=jnp.full(logprobs.shape, 0.1) if wanted.sequence_ratio else None,
         turn_log_ratio=jnp.full(logprobs.shape, 0.1) if wanted.turn_ratio else None,
     )
 
     def losses(logprobs: Float[Array, " T"], inputs: TokenInputs) -> Float[Array, " T"]:
-        return token_loss(logprobs, jnp.ones(logprobs.shape), inputs, config).loss
+        divergence = jnp.ones(logprobs.shape) if wanted.divergence else None
+        return token_loss(logprobs, jnp.ones(logprobs.shape), inputs, config, divergence).loss
 
     def total(logprobs: Float[Array, " T"], inputs: TokenInputs) -> Float[Array, ""]:
         return jnp.sum(losses(logprobs, inputs))

@@ -1,9 +1,20 @@
-"""On-policy distillation: how a teacher pi_T changes the loss of a token."""
+"""On-policy distillation: how a teacher pi_T changes the loss of a token that the policy pi sampled.
+
+`distilled` needs the teacher's logprob of the sampled token alone. `divergence` compares the distributions at the
+sampled token's state, and so has a gradient also for tokens that the policy does not sample.
+"""
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import (
     Array,  # pyright: ignore[reportUnknownVariableType]
+    Float,  # pyright: ignore[reportUnknownVariableType]
 )
+
+from configs.sections.teacher import Divergence
+
+_LEAST_REST = 1e-6
+"""Least probability of the tokens that are merged into one; a float32 sum of probabilities is no more exact."""
 
 
 def distilled(advantages: Array, teacher_kl: Array, coef: float) -> Array:
@@ -21,3 +32,26 @@ def distilled(advantages: Array, teacher_kl: Array, coef: float) -> Array:
       coef: beta.
     """
     return advantages - coef * jax.lax.stop_gradient(teacher_kl)
+
+
+def divergence(
+    logprobs: Float[Array, "*shape K"], teacher_logprobs: Float[Array, "*shape K"], kind: Divergence
+) -> Float[Array, "*shape"]:
+    """Returns the KL between the policy and a teacher at each state, in nats, over K tokens and the rest as one token.
+
+    reverse_kl: KL(pi, pi_T) = sum_k p_k log(p_k / q_k). forward_kl: KL(pi_T, pi) = sum_k q_k log(q_k / p_k) (GKD, arXiv
+    2306.13649, section 3). k also runs over the rest, p_0 = 1 - sum p_k. Merged tokens make a KL no larger (data
+    processing inequality), and with K = V the result is the KL over the vocabulary. Differentiable in `logprobs`.
+
+    Args:
+      logprobs: log pi of the teacher's K likeliest tokens.
+      teacher_logprobs: log pi_T of the same tokens.
+      kind: which KL.
+    """
+    log_p, log_q = (
+        jnp.concatenate([x, jnp.log(jnp.maximum(1 - jnp.exp(x).sum(-1, keepdims=True), _LEAST_REST))], axis=-1)
+        for x in (logprobs, teacher_logprobs)
+    )
+    if kind == "reverse_kl":
+        return jnp.sum(jnp.exp(log_p) * (log_p - log_q), axis=-1)
+    return jnp.sum(jnp.exp(log_q) * (log_q - log_p), axis=-1)

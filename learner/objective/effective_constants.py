@@ -37,7 +37,9 @@ def effective_constants(
         used["kl_estimator"] = config.kl_estimator
         used["reference"] = config.reference_path or "the weights the run started from"
     if config.teacher_coef:
-        used["teacher_coef"] = config.teacher_coef
+        used |= {"teacher_coef": config.teacher_coef, "teacher_divergence": config.teacher_divergence}
+        if config.compares_distributions:
+            used["teacher_top_k"] = config.teacher_top_k
         used |= {field: place for field, place in (*config.teacher_folders.values(), *config.teacher_urls.values())}
     if config.overlong_tokens:
         used["overlong_buffer_tokens"] = float(config.overlong_tokens)

@@ -69,7 +69,7 @@ class TokenLoss(NamedTuple):
     kl: Float[Array, "*shape"]
     """KL estimate against the reference, without its coefficient; 0 without a reference."""
     teacher_kl: Float[Array, "*shape"]
-    """log pi - log pi_T; 0 without a teacher."""
+    """log pi - log pi_T, or the divergence from the teacher; 0 without one."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,6 +81,13 @@ class Needs:
     sequence_ratio: bool
     turn_ratio: bool = False
     teacher: bool = False
+    divergence: bool = False
+    """True if a token's divergence from its teacher is required in place of the teacher's logprob."""
+
+    @property
+    def has_teacher(self) -> bool:
+        """True if the tokens with a teacher are required."""
+        return self.teacher or self.divergence
 
     @property
     def ratios(self) -> bool:
@@ -95,7 +102,8 @@ def needs(config: LossConfig) -> Needs:
         reference=config.kl_coef > 0,
         sequence_ratio="sequence_log_ratio" in config.optional_inputs,
         turn_ratio="turn_log_ratio" in config.optional_inputs,
-        teacher=config.teacher_coef > 0,
+        teacher=config.teacher_coef > 0 and not config.compares_distributions,
+        divergence=config.compares_distributions,
     )
 
 
@@ -244,18 +252,22 @@ LOSSES: dict[str, Callable[..., Terms]] = {
 
 @jaxtyped(typechecker=beartype)
 def token_loss(
-    logprobs: Float[Array, "*shape"], entropy: Float[Array, "*shape"], inputs: TokenInputs, config: LossConfig
+    logprobs: Float[Array, "*shape"],
+    entropy: Float[Array, "*shape"],
+    inputs: TokenInputs,
+    config: LossConfig,
+    divergence: Float[Array, "*shape"] | None = None,
 ) -> TokenLoss:
     """Returns the configured loss of each token with correction, distillation, entropy bonus and KL penalty.
 
-    loss = w l - entropy_coef H(pi) + kl_coef k(log pi - log pi_ref), l of the advantages of `distilled`; differentiable
-    in logprobs and entropy only.
+    loss = w l - entropy_coef H(pi) + kl_coef k(log pi - log pi_ref) + teacher_coef D, l of the advantages of
+    `distilled` without a divergence D from the teacher; differentiable in logprobs, entropy and divergence only.
 
     Raises:
       ValueError: a required input is missing or differs in shape from the logprobs, or a custom loss cannot be loaded
         or does not return a loss and a clip mask of that shape.
     """
-    _check(logprobs.shape, inputs, config)
+    _check(logprobs.shape, inputs, config, has_divergence=divergence is not None)
     mask = inputs.loss_mask
 
     def clear(x: Array) -> Array:
@@ -279,6 +291,9 @@ def token_loss(
         kl = KL_ESTIMATORS[config.kl_estimator](logprobs - inputs.reference_logprobs)
     if config.kl_coef:
         loss = loss + config.kl_coef * kl
+    if divergence is not None and inputs.has_teacher is not None:
+        teacher_kl = jnp.where(mask & inputs.has_teacher, divergence, 0.0)
+        loss = loss + config.teacher_coef * teacher_kl
     if config.entropy_coef:
         loss = loss - config.entropy_coef * clear(entropy)
     return TokenLoss(loss=clear(loss), clipped=mask & clipped, kl=clear(kl), teacher_kl=clear(teacher_kl))
@@ -336,12 +351,20 @@ def _surrogate(
     return -objective, clipped
 
 
-def _check(shape: tuple[int, ...], inputs: TokenInputs, config: LossConfig) -> None:
+def _check(shape: tuple[int, ...], inputs: TokenInputs, config: LossConfig, *, has_divergence: bool) -> None:
     wanted = dict.fromkeys(sorted(config.optional_inputs), f"loss.name={config.name}")
     if config.kl_coef > 0:
         wanted["reference_logprobs"] = f"loss.kl_coef={config.kl_coef}"
-    if config.teacher_coef > 0:
-        wanted |= dict.fromkeys(("teacher_logprobs", "has_teacher"), f"loss.teacher_coef={config.teacher_coef}")
+    needed, setting = needs(config), f"loss.teacher_coef={config.teacher_coef}"
+    if needed.teacher:
+        wanted["teacher_logprobs"] = setting
+    if needed.has_teacher:
+        wanted["has_teacher"] = setting
+    if needed.divergence != has_divergence:
+        raise ValueError(
+            f"loss.teacher_divergence={config.teacher_divergence}: expected a divergence from the teacher "
+            f"to be {'given' if needed.divergence else 'left out'}"
+        )
     for name, setting in wanted.items():
         if getattr(inputs, name) is None:
             raise ValueError(f"{setting} needs TokenInputs.{name}, got None (see losses.needs)")

@@ -167,7 +167,7 @@ def measure(
       entropy: entropy of the policy, in nats.
       clipped: True at tokens that the loss clipped (`losses.TokenLoss`).
       kl: KL to the reference, from the loss; 0 without a reference.
-      teacher_kl: log pi - log pi_T, from the loss; 0 without a teacher.
+      teacher_kl: log pi - log pi_T, or the divergence, from the loss; 0 without a teacher.
       step: step of the learner before the update.
       correction: correction of the batch, if it is on. Its statistics are 0 without one.
     """

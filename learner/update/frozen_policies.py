@@ -6,6 +6,7 @@ which needs no copy, and the proximal policy is a copy of the adapters.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol
@@ -21,6 +22,7 @@ from configs.schema import Config
 from learner.distributed.sharding import batch_sharding, compiler_options
 from learner.model.architecture import Architecture
 from learner.model.decoder import Params, abstract_params
+from learner.model.logprobs import TopTokens
 from learner.objective import losses
 from learner.update.packing import PackedBatch
 
@@ -100,6 +102,8 @@ class FrozenLogprobs:
     """Logprobs of pi_prox; None in the first epoch over a batch with `TrainStep.keeps_logprobs`."""
     teacher: Float32[Array | np.ndarray, "B S"] | None = None
     """Logprobs of the token's teacher; not read at tokens without one."""
+    top: TopTokens | None = None
+    """The teacher's likeliest tokens in place of the token, where the loss compares distributions."""
 
 
 NO_FROZEN = FrozenLogprobs()
@@ -122,14 +126,12 @@ class Scorer(Protocol):
 class TeacherPolicy:
     """Teacher of on-policy distillation: frozen parameters and their scoring function."""
 
-    def __init__(
-        self, params: Params, score: Callable[[Params, PackedBatch], Float32[Array, "B S"]], mesh: Mesh
-    ) -> None:
+    def __init__(self, params: Params, score: Callable[[Params, PackedBatch], Any], mesh: Mesh) -> None:
         """Compiles nothing yet.
 
         Args:
           params: the teacher's parameters, split over the mesh.
-          score: as `Scorer.score`, of the teacher's architecture; pure, for jit.
+          score: returns the logprobs of the trained tokens, [B, S], or `TopTokens`; 0 elsewhere; pure, for jit.
           mesh: the mesh.
         """
         self.params = params
@@ -141,8 +143,8 @@ class TeacherPolicy:
 
         self._score = jax.jit(score_own, out_shardings=batch_sharding(mesh), compiler_options=compiler_options(mesh))
 
-    def score(self, batch: PackedBatch, number: int) -> Float32[Array, "B S"]:
-        """Returns log pi_T of the trained tokens of teacher `number`, in nats; 0 elsewhere."""
+    def score(self, batch: PackedBatch, number: int) -> Any:
+        """Returns `score` at the trained tokens of teacher `number`; 0 elsewhere."""
         return self._score(self.params, batch, np.int8(number))
 
 
@@ -173,7 +175,7 @@ class FrozenPolicies:
         # Without donation the copy shares no buffers with the learner's parameters, which the optimizer may then step.
         self._freeze = jax.jit(lambda tree: freeze(tree, config))
         self._reference = load_reference() if losses.needs(config.loss).reference else None
-        self._has_teachers = losses.needs(config.loss).teacher
+        self._needs, self._top_k = losses.needs(config.loss), config.loss.teacher_top_k
         self._keeps_proximal = proximal_policy(config) == "frozen"
         self._proximal: Params | None = None
         self.publish(params)
@@ -207,12 +209,20 @@ class FrozenPolicies:
         return FrozenLogprobs(
             reference=None if reference is None else self._score_reference(reference, batch),
             proximal=None if proximal is None else self._steps.score(proximal, batch, self._base),
-            teacher=self._score_teachers(batch, teachers) if self._has_teachers else None,
+            teacher=self._score_teachers(batch, teachers) if self._needs.teacher else None,
+            top=self._top_of_teachers(batch, teachers) if self._needs.divergence else None,
         )
 
     def _score_teachers(self, batch: PackedBatch, numbers: Sequence[int]) -> Float32[Array | np.ndarray, "B S"]:
         own = [number for number in numbers if number <= len(self._teachers)]  # the others are on servers
         return sum((self._teachers[number - 1].score(batch, number) for number in own), start=batch.teacher_logprobs)
+
+    def _top_of_teachers(self, batch: PackedBatch, numbers: Sequence[int]) -> TopTokens:
+        parts = [self._teachers[number - 1].score(batch, number) for number in numbers]
+        if not parts:
+            shape = (*np.shape(batch.tokens), self._top_k)
+            return TopTokens(np.zeros(shape, np.int32), np.zeros(shape, np.float32))
+        return functools.reduce(lambda a, b: jax.tree.map(jnp.add, a, b), parts)
 
     def _score_reference(self, reference: Params, batch: PackedBatch) -> jax.Array:
         score = self._steps.score if self._base is None else self._steps.score_base

@@ -16,8 +16,9 @@ from learner.distributed.sharding import BATCH_AXES
 from learner.model.architecture import Architecture
 from learner.model.attention.dispatch import choose_path
 from learner.model.decoder import NO_LORA, Apply, Params, make_apply, output_head
-from learner.model.logprobs import Head, token_loss_sum, token_scores
+from learner.model.logprobs import Head, TopTokens, token_loss_sum, token_scores, top_tokens
 from learner.objective import losses
+from learner.objective.distillation import divergence
 from learner.objective.losses import TokenInputs
 from learner.update import diagnostics
 from learner.update.auto_remat import Policy, choose_remat
@@ -75,17 +76,22 @@ class LossFn:
             proximal_logprobs=None if anchors.proximal is None else jnp.asarray(anchors.proximal),
             reference_logprobs=None if anchors.reference is None else jnp.asarray(anchors.reference),
             teacher_logprobs=None if anchors.teacher is None else jnp.asarray(anchors.teacher),
-            has_teacher=None if anchors.teacher is None else jnp.asarray(batch.teacher_ids) > 0,
+            has_teacher=jnp.asarray(batch.teacher_ids) > 0 if self.config.teacher_coef > 0 else None,
             sequence_log_ratio=sequence_ratio,
             turn_log_ratio=turn_ratio,
             correction_weight=None if correction is None else correction.weight,
         )
         is_start = jnp.broadcast_to(is_first, batch.tokens.shape) if self.proximal == "first_pass" else None
 
+        top = None if anchors.top is None else TopTokens(*map(jnp.asarray, anchors.top))
+
         def loss(
-            logprobs: Array, entropy: Array, of_token: tuple[TokenInputs, Array, Array | None]
+            logprobs: Array,
+            entropy: Array,
+            of_top: Array | None,
+            of_token: tuple[TokenInputs, Array, Array | None, Array | None],
         ) -> tuple[Array, Any]:
-            inputs, weights, is_start = of_token
+            inputs, weights, is_start, of_teacher = of_token
             if self.proximal in ("first_pass", "current"):
                 # Parameters are constant during an epoch, so in the first one these are also the logprobs at the
                 # batch's start.
@@ -93,12 +99,16 @@ class LossFn:
                 if is_start is not None and inputs.proximal_logprobs is not None:
                     proximal = jnp.where(is_start, proximal, inputs.proximal_logprobs)
                 inputs = dataclasses.replace(inputs, proximal_logprobs=proximal)
-            result = losses.token_loss(logprobs, entropy, inputs, self.config)
+            kl_to_teacher = None
+            if of_top is not None and of_teacher is not None:
+                kl_to_teacher = divergence(of_top, of_teacher, self.config.teacher_divergence)
+            result = losses.token_loss(logprobs, entropy, inputs, self.config, kl_to_teacher)
             return result.loss * weights, (result.clipped, result.kl, result.teacher_kl)
 
-        of_tokens = jax.tree.map(_to_predictor, (inputs, weights, is_start))
-        total, (scores, others) = token_loss_sum(self.head, loss, hidden, head, targets, mask, of_tokens)
-        logprobs, entropy, clipped, kl, teacher_kl = jax.tree.map(_to_token, (*scores, *others))
+        of_tokens = jax.tree.map(_to_predictor, (inputs, weights, is_start, None if top is None else top.logprobs))
+        others = None if top is None else _to_predictor(top.tokens)
+        total, (scores, more) = token_loss_sum(self.head, loss, hidden, head, targets, mask, of_tokens, others)
+        logprobs, entropy, clipped, kl, teacher_kl = jax.tree.map(_to_token, (*scores, *more))
         if correction is not None:
             clipped = clipped | correction.bounded
         stats = diagnostics.measure(
@@ -149,6 +159,12 @@ class LossFn:
         hidden = self._hidden(params, batch)
         targets, mask = _to_predictor(batch.tokens), _to_predictor(batch.loss_mask)
         return _to_token(token_scores(self.head, hidden, output_head(params), targets, mask).logprobs)
+
+    def top_tokens(self, params: Params, batch: PackedBatch, *, k: int, num_words: int) -> TopTokens:
+        """Returns the k likeliest of the first `num_words` tokens in place of each trained token; 0 elsewhere."""
+        hidden, mask = self._hidden(params, batch), _to_predictor(batch.loss_mask)
+        found = top_tokens(self.head, hidden, output_head(params)[:num_words], mask, k=k)
+        return TopTokens(*map(_to_token, found))
 
     def _hidden(self, params: Params, batch: PackedBatch) -> Float[Array, "B S D"]:
         return self.forward(

@@ -39,6 +39,7 @@ from learner.distributed.sharding import (
 )
 from learner.model.architecture import Architecture
 from learner.model.decoder import Params, abstract_params
+from learner.model.logprobs import TopTokens
 from learner.model.lora import abstract_adapters, check_lora, init_adapters
 from learner.model.routing_replay import routing_shape
 from learner.objective import losses
@@ -105,9 +106,12 @@ class TrainStep:
         self._spread: dict[tuple[int, ...], BatchBroadcast] = {}
         """Broadcast by the batch's rows and tokens: one, or a few with packing.auto."""
         of_tokens = self._batch.advantages
+        shape = (*of_tokens.shape, self._config.loss.teacher_top_k)
+        of_top = [jax.ShapeDtypeStruct(shape, dtype) for dtype in (jnp.int32, jnp.float32)]
         self._anchors = FrozenLogprobs(
             reference=of_tokens if self.needs.reference else None,
             teacher=of_tokens if self.needs.teacher else None,
+            top=TopTokens(*placed(of_top, [rows, rows])) if self.needs.divergence else None,
             proximal=of_tokens if self.scores_proximal or self.keeps_logprobs else None,
         )
 
@@ -229,7 +233,7 @@ class TrainStep:
         if jax.tree.structure(anchors) != jax.tree.structure(self._anchors):
             raise ValueError(
                 f"loss {self._config.loss.name}: expected logprobs with reference={self.needs.reference}, "
-                f"teacher={self.needs.teacher} and proximal={self.scores_proximal}, got "
+                f"teacher={self.needs.teacher}, top={self.needs.divergence} and proximal={self.scores_proximal}, got "
                 f"{jax.tree.map(jnp.shape, anchors)}; see learner.update.frozen_policies"
             )
         anchors = jax.tree.map(put, anchors, shardings(self._anchors))

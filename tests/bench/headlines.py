@@ -26,9 +26,8 @@ HEADLINES = (
         bench="overlap",
         key="reduction_pct_R96_rolloutpipe",
         opponent="serial, the same compute",
-        reason="more than the paper's 42.3; our own aim of 45 is within the error, which is wider than before (45.4, "
-        "42.4 to 48.3). A likely cause: the actors of this bench collect garbage with Python's defaults, half a second "
-        "in one round of a session; `launch.actor` raises the threshold",
+        reason="more than the paper's 42.3 and our own 45, but within an error of 8: serial's four sessions of this "
+        "size took 30.5 to 38.4 s, frontier dispatch's 17.9 to 18.6 s",
     ),
     Headline(
         name="Frontier dispatch over CGP: least of all sizes and engines",
@@ -36,8 +35,9 @@ HEADLINES = (
         bench="overlap",
         key="min_fgd_over_cgp_pct",
         opponent="CGP",
-        reason="three of nine are below 0, all within their errors; the lowest is the real engine with 32 places at "
-        "R = 32, where F_w = 8 was chosen, so that nearly all places are filled in either order",
+        reason="three of nine are below 0, all within their errors. The lowest is the engine of 8 places at R = 64 "
+        "(-26 to +10), where the last two of four turns were a fifth slower in all modes; the next are 32 places at "
+        "R = 64 and 96, where F_w = 8 was chosen, so that nearly all places are filled in either order",
     ),
     Headline(
         name="Tail batching at 32x, trained tokens/s",
@@ -45,8 +45,8 @@ HEADLINES = (
         bench="tail",
         key="tokens_speedup_32x",
         opponent="serial",
-        reason="1.15 in samples: this engine makes 16,400 tokens/s of 64 sequences and 17,700 of 128, so the requests "
-        "that over-provisioning adds cost what it saves, and a long round takes 2.5 times as long as serial's",
+        reason="1.16 in samples: this engine makes 17,200 tokens/s of 64 sequences and 18,800 of 128, so the requests "
+        "that over-provisioning adds cost what it saves, and a long round takes 2.7 times as long as serial's",
     ),
     Headline(
         name="The same with an engine of the paper's speeds, paced",
@@ -71,9 +71,9 @@ HEADLINES = (
         bench="inflight",
         key="tokens_per_s_ratio_both_cores",
         opponent="conventional RL with both cores in either phase",
-        reason="vLLM on one core has 93% of its speed at 64 of 128 sequences, so appendix A allows 1.04 here; at this "
-        "lag it allows 1.44 at most. Half of the engine's places are empty, probably since the actor, which starts and "
-        "stores 124 responses/s, shares the engine's core; with a paced engine 95% are in use",
+        reason="appendix A allows 1.04 here, since vLLM on one core has 78% of its speed at 64 of 128 sequences, and "
+        "1.44 at this lag on any engine. 94% of the engine's places are in use; the actor, which starts and stores 138 "
+        "responses/s, shares the engine's core",
     ),
     Headline(
         name="In-flight updates, largest lag of 16 or more",
@@ -96,7 +96,7 @@ HEADLINES = (
         bench="async_ratio",
         key="speedup_both_cores_alpha_2",
         opponent="synchronous training, engines on both cores in either",
-        reason="at most 1.29, at alpha = 4: actor and engine share a core, and each sample that is a ticket of its own "
+        reason="at most 1.35, at alpha = 8: actor and engine share a core, and each sample that is a ticket of its own "
         "takes twice the actor's time (1.9 ms; 1.0 as one of a group). With one engine the actor took 44% of that core "
         "at alpha = 2, 26% in the synchronous run",
     ),
@@ -146,8 +146,7 @@ HEADLINES = (
         bench="planner",
         key="max_rel_error_real",
         opponent="measured runs",
-        reason="47% until what a request costs was measured where responses end one by one. Now overlap is within 17%, "
-        "half of it 10%; tail batching and in-flight updates are predicted up to 22% too fast: actor and engine share "
-        "a core there, which no term of the model has",
+        reason="in-flight updates with H = 32 are predicted 43 to 46% too fast, for a cause that is not known; all "
+        "others within 25%, most of them too fast: actor and engine share a core, which no term of the model has",
     ),
 )

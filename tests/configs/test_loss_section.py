@@ -47,6 +47,22 @@ from tests.configs.test_schema import rounds
         ),
         (dict(teacher_coef=1.0, teacher_url="h:8000"), "loss.teacher_url must be like http://127.0.0.1:8000/v1"),
         (dict(teacher_url="http://h/v1"), "teacher_url=http://h/v1 has no effect without loss.teacher_coef > 0"),
+        (
+            dict(teacher_divergence="forward_kl"),
+            "teacher_divergence=forward_kl has no effect without loss.teacher_coef",
+        ),
+        (
+            dict(teacher_coef=1.0, teacher_path="m", teacher_top_k=8),
+            "teacher_top_k=8 has no effect without loss.teacher_divergence=reverse_kl or forward_kl",
+        ),
+        (
+            dict(teacher_coef=1.0, teacher_path="m", teacher_divergence="kl"),
+            "loss.teacher_divergence: expected one of sampled, reverse_kl, forward_kl, got 'kl'",
+        ),
+        (
+            dict(teacher_coef=1.0, teacher_url="http://h/v1", teacher_divergence="forward_kl"),
+            "forward_kl needs the teacher's distribution, .* in place of loss.teacher_url, or .*=sampled",
+        ),
         (dict(teacher_coef=1.0, teachers={"a.b": Teacher(path="m")}), "loss.teachers: expected a name .* got 'a.b'"),
         (dict(overlong_penalty=2.0), "overlong_penalty=2.0 has no effect without loss.overlong_buffer_tokens > 0"),
     ],

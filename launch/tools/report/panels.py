@@ -139,7 +139,7 @@ SECTIONS: dict[str, tuple[Panel, ...]] = {
         Panel(
             title="KL to frozen policies",
             y_label="nats",
-            lines=_lines(reference_kl="reference policy", teacher_kl="teacher, reverse KL"),
+            lines=_lines(reference_kl="reference policy", teacher_kl="teacher"),
         ),
         Panel(
             title="Critic",

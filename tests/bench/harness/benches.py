@@ -138,7 +138,7 @@ SECTIONS: dict[str, tuple[Bench, ...]] = {
             "distillation_smollm2",
             "Does SmolLM2-135M learn from a teacher trained here?",
             "held-out reward {reward_student:.2f}, then {end_distilled:.2f} (teacher of {reward_teacher:.2f}), "
-            "{end_rl:.2f} (reward), {end_sft:.2f} (supervised)",
+            "{end_forward_kl:.2f} (its distributions), {end_rl:.2f} (reward), {end_sft:.2f} (supervised)",
             LEARNING,
         ),
         Bench(

@@ -18,10 +18,10 @@ def student(tmp_path):
     return make_model_folder(tmp_path / "student")
 
 
-def found(student, teacher, **model):
+def found(student, teacher, *, loss=None, **model):
     config = dataclasses.replace(
         CONFIG,
-        loss=sections.LossConfig(teacher_coef=1.0, teacher_path=str(teacher)),
+        loss=sections.LossConfig(teacher_coef=1.0, teacher_path=str(teacher), **(loss or {})),
         model=dataclasses.replace(CONFIG.model, **model),
     )
     return teacher_architectures(config, Architecture.from_hf(student), student)
@@ -35,6 +35,12 @@ def test_teacher_of_another_size_with_more_tokens_is_accepted(tmp_path, student)
     file.write_text(json.dumps(tokenizer, indent=3))
     [architecture] = found(student, teacher)
     assert (architecture.hidden_size, architecture.num_layers) == (32, 3)
+
+
+def test_more_of_the_teachers_tokens_than_the_student_has_are_refused(tmp_path, student):
+    teacher = make_model_folder(tmp_path / "teacher", vocab_size=160)
+    with pytest.raises(ValueError, match=r"teacher_top_k must be at most the student's vocab_size \(128\), got 129"):
+        found(student, teacher, loss=dict(teacher_divergence="reverse_kl", teacher_top_k=129))
 
 
 def test_teacher_of_another_tokenizer_is_refused_with_the_first_token_that_differs(tmp_path, student):

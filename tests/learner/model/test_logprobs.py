@@ -8,13 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learner.model.logprobs import Head, token_loss_sum, token_scores
+from learner.model.logprobs import Head, token_loss_sum, token_scores, top_tokens
 
 WORDS, WIDTH = 13, 5
 
 
 def oracle(hidden, weight, targets, temperature, soft_cap=None):
-    """Float64 logprobs and entropies [B, S], and their Jacobians by the logits before cap and temperature [B, S, V]."""
+    """Float64 logprobs and entropies [B, S], and their Jacobians by the logits before cap and temperature [B, S, V].
+
+    And the log-probabilities of all words, with the slope by which a Jacobian of theirs is multiplied, [B, S, V].
+    """
     logits, slope = np.asarray(hidden, np.float64) @ np.asarray(weight, np.float64).T, np.ones(())
     if soft_cap is not None:
         slope = np.cosh(logits / soft_cap) ** -2
@@ -26,7 +29,8 @@ def oracle(hidden, weight, targets, temperature, soft_cap=None):
     entropy = -(p * logp).sum(-1)
     onehot = np.eye(WORDS)[targets]
     d_entropy = -p * (logp + entropy[..., None])
-    return (logp * onehot).sum(-1), entropy, slope * (onehot - p) / temperature, slope * d_entropy / temperature
+    d_logprob, d_entropy = (slope * d / temperature for d in (onehot - p, d_entropy))
+    return (logp * onehot).sum(-1), entropy, d_logprob, d_entropy, logp, slope / temperature
 
 
 def example(seed, shape=(2, 6), scale=1.0, share=0.6) -> Any:
@@ -36,9 +40,12 @@ def example(seed, shape=(2, 6), scale=1.0, share=0.6) -> Any:
     return hidden, weight, rng.integers(0, WORDS, shape).astype(np.int32), rng.random(shape) < share
 
 
-def loss(logprobs, entropy, inputs):
-    """Any smooth function of both, with a token's own numbers."""
-    return inputs["a"] * jnp.sin(logprobs) + inputs["b"] * entropy**2, {"twice": 2 * logprobs}
+def loss(logprobs, entropy, of_others, inputs):
+    """Any smooth function of all, with a token's own numbers."""
+    total = inputs["a"] * jnp.sin(logprobs) + inputs["b"] * entropy**2
+    if of_others is not None:
+        total = total + (inputs["c"] * jnp.cos(of_others)).sum(-1)
+    return total, {"twice": 2 * logprobs}
 
 
 def inputs_of(seed, mask):
@@ -47,9 +54,9 @@ def inputs_of(seed, mask):
 
 
 @functools.partial(jax.jit, static_argnames="head")
-def value_and_gradients(hidden, weight, targets, mask, inputs, *, head):
+def value_and_gradients(hidden, weight, targets, mask, inputs, others=None, *, head):
     def total(hidden, weight):
-        return token_loss_sum(head, loss, hidden, weight, targets, mask, inputs)
+        return token_loss_sum(head, loss, hidden, weight, targets, mask, inputs, others)
 
     return jax.value_and_grad(total, (0, 1), has_aux=True)(hidden, weight)
 
@@ -75,7 +82,7 @@ def test_token_loss_sum_and_gradients_equal_float64_oracle(
     (value, (scores, more)), (d_hidden, d_weight) = value_and_gradients(
         hidden, weight, targets, mask, inputs, head=head
     )
-    logprobs, entropy, d_logprob, d_entropy = oracle(hidden, weight, targets, temperature, soft_cap)
+    logprobs, entropy, d_logprob, d_entropy, *_ = oracle(hidden, weight, targets, temperature, soft_cap)
     # Float32 logits carry an error of about |logit| * 1e-7.
     size = 1 + np.abs(hidden @ weight.T).max() / temperature
     a, b = inputs["a"], inputs["b"]
@@ -90,6 +97,39 @@ def test_token_loss_sum_and_gradients_equal_float64_oracle(
     alone = token_scores(head, hidden, weight, targets, mask)
     for one, both in zip(alone, scores, strict=True):
         np.testing.assert_allclose(one, both, atol=1e-6 * size)
+
+
+@pytest.mark.parametrize("soft_cap", [None, 3.0])
+@pytest.mark.parametrize("words_last", [False, True])
+def test_gradients_of_other_words_equal_float64_oracle(soft_cap, words_last):
+    """Among the others of a position may be its target."""
+    hidden, weight, targets, mask = example(4)
+    rng = np.random.default_rng(4)
+    others = np.argsort(rng.random((*mask.shape, WORDS)))[..., :4].astype(np.int32)
+    inputs = inputs_of(4, mask) | {"c": rng.normal(size=others.shape).astype(np.float32)}
+    head = Head(temperature=0.7, soft_cap=soft_cap, chunk=4, words_last=words_last)
+    (value, _), (d_hidden, d_weight) = value_and_gradients(hidden, weight, targets, mask, inputs, others, head=head)
+    logprobs, entropy, d_logprob, d_entropy, logp, slope = oracle(hidden, weight, targets, 0.7, soft_cap)
+    a, b, c = inputs["a"], inputs["b"], np.where(mask[..., None], inputs["c"], 0)
+    of_others = np.take_along_axis(logp, others, -1)
+    want = a * np.sin(logprobs) + b * entropy**2 + (c * np.cos(of_others)).sum(-1)
+    np.testing.assert_allclose(value, want.sum(), rtol=1e-5)
+    d_others = (-c * np.sin(of_others))[..., None] * (np.eye(WORDS)[others] - np.exp(logp)[..., None, :])
+    d_logits = (a * np.cos(logprobs))[..., None] * d_logprob + (2 * b * entropy)[..., None] * d_entropy
+    d_logits = d_logits + slope * d_others.sum(-2)
+    np.testing.assert_allclose(d_hidden, d_logits @ weight, atol=5e-5)
+    np.testing.assert_allclose(d_weight, np.einsum("bsv,bsd->vd", d_logits, hidden), atol=5e-5)
+
+
+@pytest.mark.parametrize("soft_cap", [None, 3.0])
+def test_top_tokens_are_the_likeliest_with_their_logprobs(soft_cap):
+    hidden, weight, targets, mask = example(5)
+    found = top_tokens(Head(temperature=0.7, soft_cap=soft_cap, chunk=4), hidden, weight, mask, k=3)
+    *_, logp, _ = oracle(hidden, weight, targets, 0.7, soft_cap)
+    want = np.argsort(-logp)[..., :3]
+    np.testing.assert_array_equal(found.tokens, np.where(mask[..., None], want, 0))
+    of_want = np.where(mask[..., None], np.take_along_axis(logp, want, -1), 0)
+    np.testing.assert_allclose(found.logprobs, of_want, atol=1e-5)
 
 
 def test_token_scores_known_uniform_distribution():

@@ -1,4 +1,4 @@
-"""The advantage of on-policy distillation, by hand in float64, and its expected gradient against the KL's own."""
+"""On-policy distillation in float64: the advantage with its expected gradient, and the KL of distributions."""
 
 import dataclasses
 import math
@@ -13,6 +13,7 @@ from hypothesis.extra import numpy as hnp
 
 from configs.sections import LossConfig
 from learner.objective.advantages import token_advantages
+from learner.objective.distillation import divergence
 from learner.objective.losses import TokenInputs, token_loss
 from tests.bridge.factories import make_rollout
 
@@ -134,3 +135,46 @@ def test_advantage_none_is_zero_for_rewards_that_differ():
     rollouts = [make_rollout(3, reward=reward) for reward in (0.0, 1.0)]
     for advantages in token_advantages(rollouts, np.array([0.0, 1.0]), config):
         np.testing.assert_array_equal(advantages, np.zeros(3, np.float32))
+
+
+def kl_of(kind, log_p, log_q):
+    """The KL in float64, each given as logprobs over K tokens and all others."""
+    p, q = (np.append(np.exp(x), 1 - np.exp(x).sum()) for x in (log_p, log_q))
+    p, q = (p, q) if kind == "reverse_kl" else (q, p)
+    return np.sum(p * np.log(p / q))
+
+
+@pytest.mark.parametrize("kind", ["reverse_kl", "forward_kl"])
+@given(seed=st.integers(0, 2**31), scale=st.sampled_from([0.1, 1.0, 3.0]))
+def test_divergence_and_its_gradient_are_those_of_a_kl_with_the_rest_as_one_token(kind, seed, scale):
+    rng = np.random.default_rng(seed)
+    z = scale * rng.normal(size=(2, 9))
+    log_p, log_q = (z - np.log(np.exp(z).sum(-1, keepdims=True)))[:, :4]
+    got, gradient = jax.value_and_grad(divergence)(jnp.asarray(log_p), jnp.asarray(log_q), kind)
+    np.testing.assert_allclose(got, kl_of(kind, log_p, log_q), rtol=1e-4, atol=1e-5)
+    steps = 1e-6 * np.eye(4)
+    want = [(kl_of(kind, log_p + step, log_q) - kl_of(kind, log_p - step, log_q)) / 2e-6 for step in steps]
+    np.testing.assert_allclose(gradient, want, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["reverse_kl", "forward_kl"])
+@pytest.mark.parametrize("log_p", [[-1e-9, -30.0], [-30.0, -1e-9], [-20.0, -20.0]])
+def test_divergence_from_a_teacher_that_is_certain_is_finite_with_a_finite_gradient(kind, log_p):
+    got, gradient = jax.value_and_grad(divergence)(jnp.array(log_p), jnp.array([0.0, -30.0]), kind)
+    assert np.isfinite(got) and got > -1e-5 and np.isfinite(gradient).all()
+
+
+@pytest.mark.parametrize("kind", ["reverse_kl", "forward_kl"])
+def test_divergence_is_added_to_the_losses_of_tokens_with_a_teacher_and_no_advantage_changes(kind):
+    plain = dataclasses.replace(CONFIG, teacher_coef=0.0, teacher_path="")
+    config = dataclasses.replace(CONFIG, teacher_divergence=kind)
+    x = jnp.linspace(-3, -1, SHAPE[0])
+    apart = jnp.asarray(np.where(MASK & TAUGHT, np.linspace(0, 2, SHAPE[0]), np.nan), jnp.float32)
+    inputs = TokenInputs(behavior_logprobs=x, advantages=x, loss_mask=jnp.asarray(MASK))
+    taught = dataclasses.replace(inputs, has_teacher=jnp.asarray(TAUGHT))
+    got = token_loss(x, x, taught, config, apart)
+    kl = np.where(MASK & TAUGHT, apart, 0)
+    np.testing.assert_allclose(got.loss, token_loss(x, x, inputs, plain).loss + 0.5 * kl, rtol=1e-6)
+    np.testing.assert_allclose(got.teacher_kl, kl)
+    with pytest.raises(ValueError, match=f"loss.teacher_divergence={kind}: expected a divergence"):
+        token_loss(x, x, taught, config)

@@ -78,5 +78,5 @@ def test_reference_is_exactly_the_policy_that_starts_from_the_same_folder(tmp_pa
 def test_accumulate_without_the_logprobs_that_the_loss_needs_is_refused():
     config = config_of(kl_coef=0.1)
     steps, micro = steps_of(config), pack(config, random_groups(0, 2))[0]
-    with pytest.raises(ValueError, match="reference=True, teacher=False and proximal=False"):
+    with pytest.raises(ValueError, match="reference=True, teacher=False, top=False and proximal=False"):
         steps.accumulate(steps.init(fresh_params()), micro.batch)

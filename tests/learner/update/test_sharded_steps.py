@@ -1,6 +1,7 @@
 """On eight forced host devices every mesh gives what one device gives: losses, metrics, parameters, scores."""
 
 import dataclasses
+import functools
 import pathlib
 import tempfile
 from typing import Any
@@ -87,7 +88,8 @@ def fresh_params(model):
 
 def train(model, folder, axes, *, shares):
     """Two updates and a score; everything on the host."""
-    config = config_of(rows=8, row_tokens=48 if shares else 16, mesh=MeshConfig(**axes), **LOSS)
+    compares: dict[str, Any] = dict(teacher_divergence="forward_kl", teacher_top_k=5) if shares else {}
+    config = config_of(rows=8, row_tokens=48 if shares else 16, mesh=MeshConfig(**axes), **LOSS | compares)
     config = dataclasses.replace(config, packing=dataclasses.replace(config.packing, share_prompts=shares))
     size = int(np.prod(list(axes.values())))
     mesh = make_mesh(**axes, devices=jax.devices()[:size] if size < 8 else None)
@@ -97,12 +99,15 @@ def train(model, folder, axes, *, shares):
         return hf_io.load(folder, sharding_fn=lambda p, s: jax.NamedSharding(mesh, param_spec(p, s, mesh)))[1]
 
     state, reference, rows = steps.init(load()), load(), []
-    teacher = TeacherPolicy(jax.tree.map(lambda x: 0.9 * x, reference), frozen_loss_fn(model, config, mesh).score, mesh)
+    loss_fn = frozen_loss_fn(model, config, mesh)
+    score = functools.partial(loss_fn.top_tokens, k=5, num_words=model.vocab_size) if compares else loss_fn.score
+    teacher = TeacherPolicy(jax.tree.map(lambda x: 0.9 * x, reference), score, mesh)
     groups = random_groups(0, 12)
     for _ in range(2):
         for micro in stream(config, groups, teachers=(0, 1)):
             batch = steps.put(micro.batch)
-            scores = FrozenLogprobs(reference=steps.score(reference, batch), teacher=teacher.score(batch, 1))
+            of_teacher = {"top" if compares else "teacher": teacher.score(batch, 1)}
+            scores = FrozenLogprobs(reference=steps.score(reference, batch), **of_teacher)
             state = steps.accumulate(state, batch, scores)
         state, metrics = steps.apply(state)
         rows.append(jax.device_get(metrics))
@@ -111,8 +116,8 @@ def train(model, folder, axes, *, shares):
         assert grad.sharding.is_equivalent_to(param.sharding, param.ndim)
     kernel = state.params["layers"]["q_proj"]["kernel"]
     assert kernel.addressable_shards[0].data.size * size // axes.get("data", 1) == kernel.size
-    score = steps.score(state.params, stream(config, groups)[0].batch)
-    return rows, jax.device_get(state.params), jax.device_get(score)
+    logprobs = steps.score(state.params, stream(config, groups)[0].batch)
+    return rows, jax.device_get(state.params), jax.device_get(logprobs)
 
 
 def compare(model, meshes, *, shares=False):
@@ -165,5 +170,5 @@ def test_two_updates_of_every_kind_of_family_on_a_mesh_equal_one_device(cases):
 
 
 @pytest.mark.integration
-def test_two_updates_from_shared_prompts_on_a_mesh_equal_one_device():
+def test_two_updates_from_shared_prompts_and_a_teachers_distributions_on_a_mesh_equal_one_device():
     assert on_eight_devices("t.compare(t.DENSE, t.OF_WHOLE_ROWS, shares=True)").count("equal on") == len(OF_WHOLE_ROWS)

@@ -26,7 +26,8 @@ from learner.update.train_step import build_train_step
 from tests.learner.model.publisher import NoPublisher
 from tests.learner.streams import MODEL, TEMPERATURE, config_of, model_of, pack
 
-DEEPER = model_of("qwen2", "Qwen2", num_hidden_layers=3, hidden_size=24, intermediate_size=32, tie_word_embeddings=True)
+_DEEPER: dict[str, Any] = dict(num_hidden_layers=3, hidden_size=24, intermediate_size=32, tie_word_embeddings=True)
+DEEPER = model_of("qwen2", "Qwen2", **_DEEPER)
 """A teacher of another family and size."""
 PROMPT, RESPONSE = np.array([[3, 1], [7, 2]], np.int32), 4
 K = 16
@@ -170,15 +171,18 @@ def test_student_comes_near_its_teacher_and_stays_away_from_it_without_one(folde
         "distilled": dict(teacher_path="a", advantage="none"),
         "rewarded": dict(teacher_coef=0.0),
         "both": dict(teacher_path="a"),
+        "reverse_kl": dict(teacher_path="a", advantage="none", teacher_divergence="reverse_kl", teacher_top_k=6),
+        "forward_kl": dict(teacher_path="a", advantage="none", teacher_divergence="forward_kl", teacher_top_k=6),
     }.items():
         learner = learner_of(config_with(folders, **loss), folders, tmp_path / name)
         before = np.mean([kl_to(learner, "a", prompt) for prompt in PROMPT])
         rows = train(learner, 40, rewards=count_of_ones)
         after = np.mean([kl_to(learner, "a", prompt) for prompt in PROMPT])
         found[name] = (before, after, [float(row["teacher_kl"]) for row in rows], float(rows[-1]["reward/mean"]))
-    before, after, metric, _ = found["distilled"]
-    assert after < 0.4 * before
-    assert metric[0] == pytest.approx(before, rel=0.3) and metric[-1] < 0.5 * metric[0]
+    for name in ("distilled", "reverse_kl", "forward_kl"):
+        before, after, metric, _ = found[name]
+        assert after < 0.4 * before and metric[-1] < 0.5 * metric[0], name
+    assert found["distilled"][2][0] == pytest.approx(found["distilled"][0], rel=0.3)
     before, after, metric, reward = found["rewarded"]
     assert after > 0.9 * before and not any(metric) and reward > found["distilled"][3]
     assert found["both"][1] < 0.8 * found["both"][0] and found["both"][3] > found["distilled"][3]
@@ -225,8 +229,39 @@ def test_teachers_logprobs_are_those_of_whole_sequences_and_rows_without_one_are
 
 
 @pytest.mark.heavy
-def test_later_epochs_reuse_the_teachers_logprobs_and_follow_the_student(folders, tmp_path, monkeypatch):
-    learner = learner_of(config_with(folders, teacher_path="b", epochs=3), folders, tmp_path)
+@pytest.mark.parametrize("kind", ["reverse_kl", "forward_kl"])
+def test_divergence_is_the_kl_of_each_rows_teacher_over_the_students_vocabulary(folders, tmp_path, kind):
+    """Also of a teacher with more words than the student."""
+    wider = model_of("qwen2", "Qwen2", **_DEEPER, vocab_size=MODEL.vocab_size + 5)
+    hf_save.save(tmp_path / "wider", wider, random_params(wider, 1, factor=FACTOR))
+    write_character_tokenizer(tmp_path / "wider")
+    config = config_with(folders, named=("b",), teacher_divergence=kind, teacher_top_k=MODEL.vocab_size)
+    teachers = config.loss.teachers | {"wider": Teacher(path=str(tmp_path / "wider"))}
+    config = dataclasses.replace(config, loss=dataclasses.replace(config.loss, teachers=teachers))
+    learner = learner_of(config, folders, tmp_path)
+    prompts = (*PROMPT, np.array([4], np.int32))
+    rng, params = np.random.default_rng(1), learner.state.params
+    groups = [group_of(rng, params, p, step=0, rewards=lambda _: 0.0) for p in prompts]
+    kls = []
+    for prompt, group, (teacher, seed) in zip(prompts, groups, ((MODEL, 2), (wider, 1)), strict=False):
+        tokens = np.stack([np.concatenate([prompt, r.tokens]) for r in group.rollouts])
+        of_teacher = log_probabilities(teacher, random_params(teacher, seed, factor=FACTOR), tokens)
+        log_p, log_q = (
+            x[:, prompt.size - 1 : -1, : MODEL.vocab_size]
+            for x in (log_probabilities(MODEL, params, tokens), of_teacher)
+        )
+        log_q = log_q - np.log(np.exp(log_q).sum(-1, keepdims=True))
+        log_p, log_q = (log_p, log_q) if kind == "reverse_kl" else (log_q, log_p)
+        kls.append((np.exp(log_p) * (log_p - log_q)).sum(-1))
+    for micro in pack(config, groups, teachers=(1, 2, 0)):
+        learner.accumulate(micro)
+    assert float(learner.optimizer_step(0)["teacher_kl"]) == pytest.approx(np.mean(kls), rel=1e-4)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("loss", [{}, dict(teacher_divergence="forward_kl", teacher_top_k=4)])
+def test_later_epochs_reuse_the_teachers_logprobs_and_follow_the_student(folders, tmp_path, monkeypatch, loss):
+    learner = learner_of(config_with(folders, teacher_path="b", epochs=3, **loss), folders, tmp_path)
     [teacher] = learner.anchors._teachers
     scored, score = [], teacher.score
     monkeypatch.setattr(teacher, "score", lambda *args: scored.append(args) or score(*args))
