@@ -33,7 +33,7 @@ class TeacherFields(CheckedSection):
     teacher_coef: NotNegative = 0.0
     """Coefficient of on-policy distillation. 0: no teacher."""
     teacher_divergence: Divergence = "sampled"
-    """What distillation minimizes at every sampled token of a row with a teacher. `sampled`: the token's advantage gets
+    """Objective of distillation at every sampled token of a row with a teacher. `sampled`: the token's advantage gets
     coef x (log pi_teacher - log pi), whose expectation is the reverse KL. `reverse_kl`, `forward_kl`: coef x KL(pi,
     pi_teacher) or coef x KL(pi_teacher, pi) over the teacher's teacher_top_k likeliest tokens and the rest as one is
     added to the token's loss. They also teach tokens that the student does not sample, with less noise, and need a

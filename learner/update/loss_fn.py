@@ -164,7 +164,7 @@ class LossFn:
         """Returns the k likeliest of the first `num_words` tokens in place of each trained token; 0 elsewhere."""
         hidden, mask = self._hidden(params, batch), _to_predictor(batch.loss_mask)
         found = top_tokens(self.head, hidden, output_head(params)[:num_words], mask, k=k)
-        return TopTokens(*map(_to_token, found))
+        return jax.tree.map(_to_token, found)
 
     def _hidden(self, params: Params, batch: PackedBatch) -> Float[Array, "B S D"]:
         return self.forward(
