@@ -13,7 +13,7 @@ from configs.field_docs import field_docs
 from configs.schema import Config
 
 ROOT = pathlib.Path(__file__).parents[2]
-MAX_FIELDS = 246
+MAX_FIELDS = 248
 _PATH = re.compile(r"\b(?=([a-z]+)(?:\.|__)([a-z0-9_]+)\b)")
 """A section and a name. The lookahead finds both paths of `config.mesh.fsdp`."""
 
