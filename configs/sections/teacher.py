@@ -8,6 +8,7 @@ from typing import Literal, get_args
 from configs.sections.base import CheckedSection, Count, LocalPath, NotNegative, check_api_url, expand_home
 
 Divergence = Literal["sampled", "reverse_kl", "forward_kl"]
+"""Objectives of distillation; see `TeacherFields.teacher_divergence`."""
 MAX_TEACHERS = 127
 """Most teachers of a run; a packed token's teacher is an int8."""
 TEACHER_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -36,8 +37,8 @@ class TeacherFields(CheckedSection):
     """Objective of distillation at every sampled token of a row with a teacher. `sampled`: the token's advantage gets
     coef x (log pi_teacher - log pi), whose expectation is the reverse KL. `reverse_kl`, `forward_kl`: coef x KL(pi,
     pi_teacher) or coef x KL(pi_teacher, pi) over the teacher's teacher_top_k likeliest tokens and the rest as one is
-    added to the token's loss. They also teach tokens that the student does not sample, with less noise, and need a
-    teacher with a folder."""
+    added to the token's loss. They also teach tokens that the student does not sample, and need a teacher with a
+    folder."""
     teacher_top_k: Count = 64
     """Tokens of the teacher that reverse_kl and forward_kl compare at each token, at most the student's vocabulary.
     With rounds.epochs > 1 each takes 8 bytes of the learner's host memory until the update ends."""
@@ -65,7 +66,6 @@ class TeacherFields(CheckedSection):
                 f"loss.teacher_coef={self.teacher_coef} requires a teacher; set loss.teacher_path, loss.teacher_url or "
                 "loss.teachers"
             )
-
         if self.compares_distributions and self.teacher_urls:
             field = next(iter(self.teacher_urls.values()))[0]
             raise ValueError(

@@ -83,8 +83,6 @@ class LossFn:
         )
         is_start = jnp.broadcast_to(is_first, batch.tokens.shape) if self.proximal == "first_pass" else None
 
-        top = None if anchors.top is None else TopTokens(*map(jnp.asarray, anchors.top))
-
         def loss(
             logprobs: Array,
             entropy: Array,
@@ -105,8 +103,8 @@ class LossFn:
             result = losses.token_loss(logprobs, entropy, inputs, self.config, kl_to_teacher)
             return result.loss * weights, (result.clipped, result.kl, result.teacher_kl)
 
-        of_tokens = jax.tree.map(_to_predictor, (inputs, weights, is_start, None if top is None else top.logprobs))
-        others = None if top is None else _to_predictor(top.tokens)
+        others, of_teacher = (None, None) if anchors.top is None else jax.tree.map(_to_predictor, anchors.top)
+        of_tokens = (*jax.tree.map(_to_predictor, (inputs, weights, is_start)), of_teacher)
         total, (scores, more) = token_loss_sum(self.head, loss, hidden, head, targets, mask, of_tokens, others)
         logprobs, entropy, clipped, kl, teacher_kl = jax.tree.map(_to_token, (*scores, *more))
         if correction is not None:
