@@ -1,4 +1,4 @@
-"""Logprobs of sampled tokens by teachers on vLLM servers, for on-policy distillation (`learner.objective.distillation`).
+"""Logprobs of sampled tokens by teachers on vLLM servers, for on-policy distillation (`distillation.distilled`).
 
 A server computes them in one prefill of prompt and response (`prompt_logprobs`).
 """
