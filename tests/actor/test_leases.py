@@ -11,24 +11,37 @@ from tests.actor.fakes import until
 from tests.actor.loop_setup import make_setup, run
 
 
-@pytest.mark.heavy
-def test_leases_are_renewed_and_a_lost_one_ends_its_group(tmp_path):
+SHORT = ActorLimits(lease_s=0.3, heartbeat_s=0.01)
+
+
+def test_leases_of_served_tickets_are_renewed(tmp_path):
     async def body():
-        s = make_setup(tmp_path, limits=ActorLimits(lease_s=1.0, heartbeat_s=0.01))
+        s = make_setup(tmp_path, limits=SHORT)
         s.publish(0)
         s.put(0, 1)
 
-        def taken_over() -> bool:
-            s.store.release("actor-0", ["t0"])
-            return bool(s.store.claim("thief", limit=1, lease_s=99.0))
+        def first_expiry_s() -> float:
+            return s.store._read("SELECT min(lease_expires_s) FROM tickets WHERE run = :run")[0][0]
 
         async with s.serving():
             await s.runs("t0.0", "t0.1", "t1.0", "t1.1")
-            end = asyncio.get_running_loop().time() + 3 * 1.0
-            while asyncio.get_running_loop().time() < end:  # three leases long
-                assert s.store.claim("thief", limit=9, lease_s=9.0) == []
-                await asyncio.sleep(0.02)
-            await until(taken_over, "another actor has the ticket")
+            claimed_until_s = first_expiry_s()
+            await until(lambda: first_expiry_s() > claimed_until_s + 2 * SHORT.lease_s, "leases two lengths longer")
+            assert set(s.actor.held) == {"t0", "t1"}
+
+    run(body())
+
+
+def test_a_lease_found_lost_at_its_renewal_ends_its_group(tmp_path, monkeypatch):
+    async def body():
+        s = make_setup(tmp_path, limits=SHORT)
+        monkeypatch.setattr(s.store, "leased", lambda name: set(s.actor.held))  # only the renewal may notice
+        s.publish(0)
+        s.put(0, 1)
+        async with s.serving():
+            await s.runs("t0.0", "t0.1", "t1.0", "t1.1")
+            s.store.release("actor-0", ["t0"])
+            assert [t.id for t in s.store.claim("thief", limit=1, lease_s=99.0)] == ["t0"]
             await s.runs("t1.0", "t1.1")
             assert set(s.actor.held) == {"t1"}
 

@@ -72,13 +72,14 @@ def test_engine_without_weights_stands_down_again_for_a_learner_that_died_before
 @pytest.mark.parametrize("change", ["sleep", "wake_up"])
 def test_engine_that_hangs_while_it_changes_hands_ends_the_actor(tmp_path, monkeypatch, change):
     async def body():
-        s = make_setup(tmp_path, limits=dataclasses.replace(LIMITS, swap_timeout_s=0.05))
+        s = make_setup(tmp_path)
         s.actor.turn, learner = EngineTurn(tmp_path), TrainerTurn(tmp_path)
         assert s.actor.turn.try_take()
         monkeypatch.setattr(s.engine, change, asyncio.Event().wait)
         version = s.publish(0)
         async with s.serving() as serving:
             await s.served(version)
+            s.actor.limits = dataclasses.replace(LIMITS, swap_timeout_s=0.05)
             taking = asyncio.create_task(asyncio.to_thread(learner.take, lambda: None))
             if change == "wake_up":
                 await taking

@@ -184,17 +184,19 @@ def test_drained_group_has_one_version_and_what_follows_has_the_newest(tmp_path)
 @pytest.mark.heavy
 def test_drain_counts_toward_no_deadline_and_an_abandoned_future_ends_it(tmp_path):
     async def body():
-        s = make_setup(tmp_path, drain_before_swap=True, limits=dataclasses.replace(LIMITS, swap_timeout_s=0.05))
+        s = make_setup(tmp_path, drain_before_swap=True)
         s.publish(5)
         s.put(0)
         async with s.serving() as task:
             await s.runs("t0.0", "t0.1")
             s.engine.step("t0.0", 1)
+            s.actor.limits = dataclasses.replace(LIMITS, swap_timeout_s=0.05)
             s.publish(6)
             await until(lambda: s.events("prefetch") == ["0:5", "0:6"], "it drains")
             before = asyncio.get_running_loop().time()
             await until(lambda: asyncio.get_running_loop().time() > before + 0.2, "longer than a swap may take")
             assert not task.done() and s.engine.version == Version(incarnation=0, step=5)
+            s.actor.limits = LIMITS
             await s.served(s.publish(3, incarnation=1))
             await s.runs("t0.0", "t0.1")
             assert sorted(s.engine.aborted) == ["t0.0", "t0.1"]
