@@ -22,7 +22,8 @@ def test_engine_sleeps_while_the_learner_has_the_devices_and_wakes_with_its_weig
             await s.runs("t0.0", "t0.1")
             s.engine.step("t0.0", 3)
             await asyncio.to_thread(learner.take, lambda: None)
-            assert s.engine.is_asleep and s.running() == [] and s.store.counts()["open"] == 1
+            assert s.engine.is_asleep and s.running() == []
+            await until(lambda: s.store.counts()["open"] == 1, "its ticket is handed over")
             version = s.publish(1)
             s.put(1)
             learner.give_back()
