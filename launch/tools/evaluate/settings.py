@@ -127,8 +127,8 @@ def resolve_config(base: Config, asked: EvalRequest, given: Mapping[str, str], m
     _reset_training(raw)
     raw["publish"] |= {"probe_every_n_publishes": 0, "lora": "merged"}
     raw["evaluation"] |= {"sets": {name: dataclasses.asdict(one) for name, one in sets.items()}}
-    if asked.limit is not None and HELD_OUT in sets:
-        raw["evaluation"]["num_problems"] = asked.limit
+    if HELD_OUT in sets:
+        raw["evaluation"]["num_problems"] = _limited(base.evaluation.num_problems, asked.limit)
     if asked.verifier is not None:
         raw["prompts"] |= {"verifier": asked.verifier, "rewards": {}}
     raw = overrides.merge(raw, given)
@@ -173,7 +173,9 @@ def _apply_flags(
 ) -> dict[str, Any]:
     """Returns a set's fields with the flags applied, except those set by --config.evaluation.sets.NAME.FIELD."""
     said = {"k": asked.k, "temperature": asked.temperature, "top_p": asked.top_p}
-    said |= {"max_tokens": asked.max_tokens, "num_problems": asked.limit}
+    is_generated = bool(one.get("task") or one.get("environment"))
+    num_problems = one.get("num_problems") or (evaluation["num_problems"] if is_generated else 0)
+    said |= {"max_tokens": asked.max_tokens, "num_problems": _limited(num_problems, asked.limit)}
     found = dict(one) | {
         field: value
         for field, value in said.items()
@@ -188,6 +190,13 @@ def _apply_flags(
     if not is_said and (asked.prompts or asked.k):
         found["temperature"] = 1.0 if (found.get("k") or evaluation["k"]) > 1 else 0.0
     return found
+
+
+def _limited(num_problems: int, limit: int | None) -> int:
+    """Returns a number of problems (0: all) after --limit."""
+    if limit is None:
+        return num_problems
+    return min(num_problems, limit) if num_problems else limit
 
 
 def _sets(evaluation: EvaluationConfig, prompts: Sequence[str]) -> dict[str, EvaluationSet]:

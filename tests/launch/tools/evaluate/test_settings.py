@@ -96,6 +96,27 @@ def test_settle_of_a_preset_asks_its_own_sets_as_they_say(model):
     assert list(settled(model, "heldout", base=base).evaluation_sets) == ["heldout"]
 
 
+def test_generated_sets_alone_have_the_default_number_of_problems(model):
+    config = settled(model, "task:chain_sum", "environment:guess")
+    assert {n: s.num_problems for n, s in config.evaluation_sets.items()} == {"chain_sum": 256, "guess": 256}
+    assert (
+        settled(model, "task:chain_sum", given={"evaluation.num_problems": "64"})
+        .evaluation.sets["chain_sum"]
+        .num_problems
+        == 64
+    )
+
+
+def test_limit_makes_no_set_larger(model):
+    base = preset(
+        num_problems=16, sets__few__task="chain_sum", sets__few__num_problems=5, sets__other__task="leg_counting"
+    )
+    sets = settled(model, base=base, limit=8).evaluation_sets
+    assert {n: s.num_problems for n, s in sets.items()} == {"heldout": 8, "few": 5, "other": 8}
+    sets = settled(model, base=base, limit=99).evaluation_sets
+    assert {n: s.num_problems for n, s in sets.items()} == {"heldout": 16, "few": 5, "other": 16}
+
+
 def preset(**fields):
     given = {f"evaluation.{name.replace('__', '.')}": str(value) for name, value in fields.items()}
     return overrides.apply(overrides.load_preset("tiny"), given)
