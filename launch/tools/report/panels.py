@@ -226,16 +226,12 @@ SECTIONS: dict[str, tuple[Panel, ...]] = {
 
 
 def expand(panel: Panel, names: Mapping[str, Collection[str]]) -> list[Line]:
-    """Returns the lines of a panel that have values, with `*` and positions expanded; `names` are metrics by kind.
-
-    Positions of rounds are shown if all runs have equally many.
-    """
+    """Returns the lines of a panel that have values, with `*` and positions expanded; `names` are metrics by kind."""
     found: list[Line] = []
     positions = sorted(kind for kind in names if kind.startswith(POSITION))
-    are_equal = len({kind.rpartition("/")[2] for kind in positions}) == 1
     for line in panel.lines:
         known = names.get(line.kind, ())
-        if line.by_position and are_equal and line.metric in known:
+        if line.by_position and positions and line.metric in known:
             for kind in positions:
                 position = kind.removeprefix(POSITION).replace("/", " of ")
                 found.append(dataclasses.replace(line, kind=kind, label=f"{line.label}, update {position}"))

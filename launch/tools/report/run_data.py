@@ -270,10 +270,13 @@ def column(rows: Iterable[Row], name: str) -> Float64[np.ndarray, " N"]:
     return np.array([number(row.get(name)) for row in rows], np.float64)
 
 
-def metric_names(runs: Iterable[RunData]) -> dict[str, set[str]]:
-    """Returns the metric names of the runs' rows by kind."""
+def metric_names(runs: Sequence[RunData]) -> dict[str, set[str]]:
+    """Returns the metric names of the runs' rows by kind; without positions if their rounds differ in updates."""
+    have_equal_rounds = len({run.updates_per_round for run in runs}) <= 1
     found: dict[str, set[str]] = {}
     for kind, rows in ((kind, rows) for run in runs for kind, rows in run.rows.items()):
+        if kind.startswith(POSITION) and not have_equal_rounds:
+            continue
         names = found.setdefault(kind, set())
         for row in rows:
             names.update(name for name, value in row.items() if isinstance(value, (int, float)))

@@ -55,15 +55,16 @@ def test_metrics_that_depend_on_the_position_in_a_round_have_a_curve_per_positio
     assert [row["step"] for row in run.of(f"{POSITION}2/2")] == list(range(2, 25, 2))
 
 
-def test_runs_of_different_rounds_have_one_curve_for_all_positions(tmp_path):
-    folders = [make_folder(tmp_path / name, name=name, steps=24) for name in ("two", "four")]
+@pytest.mark.parametrize("updates_per_round", [1, 4, 8])
+def test_runs_of_different_rounds_have_one_curve_for_all_positions(tmp_path, updates_per_round):
+    folders = [make_folder(tmp_path / name, name=name, steps=24) for name in ("two", "other")]
     config = json.loads((folders[1] / "config.json").read_text())
-    config["rounds"] |= {"groups_per_round": 8, "groups_per_update": 2}
+    config["rounds"] |= {"groups_per_round": 2 * updates_per_round, "groups_per_update": 2}
     (folders[1] / "config.json").write_text(json.dumps(config))
     runs = [read_run(folder) for folder in folders]
-    assert [run.updates_per_round for run in runs] == [2, 4]
+    assert [run.updates_per_round for run in runs] == [2, updates_per_round]
     (lag,) = [one for one in draw(runs).all if one.title == "Lag"]
-    assert [c.tags[2] for c in curves(lag)] == ["two: mean", "two: maximum", "four: mean", "four: maximum"]
+    assert [c.tags[2] for c in curves(lag)] == ["two: mean", "two: maximum", "other: mean", "other: maximum"]
 
 
 def test_learning_rate_and_mfu_are_drawn_where_recorded_only(tmp_path):
