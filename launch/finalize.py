@@ -24,6 +24,7 @@ from launch.terminal import make_console
 from launch.tools.report.timeline_events import num_bytes
 from launch.tools.samples import samples_view
 from launch.tools.samples.samples_view import Query, choose, pairs, read_samples
+from learner.metrics.metric_names import over_all_starts
 from learner.metrics.trackers import KINDS, SentSteps
 
 _RESTART = re.compile(r"-r\d+$")
@@ -43,7 +44,7 @@ def summarize(prepared: PreparedRun, ending: RunOutcome) -> dict[str, Any]:
     """Returns the run's summary; null for values that were not measured."""
     # complete lines only: a killed learner leaves a partial one
     _, rows = MetricsTail(RunFolder(prepared.folder).metrics).new_rows()
-    steps = [r for r in rows if r["kind"] == "step"]
+    steps = over_all_starts(r for r in rows if r["kind"] == "step")
     held_out = [r for r in rows if r["kind"] == "eval"]
     evals, losses = ([r for r in held_out if f"eval/{of}" in r] for of in ("reward", "loss"))
     of_sets = {r["set"]: r for r in rows if "set" in r}

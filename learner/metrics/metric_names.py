@@ -1,6 +1,9 @@
 """Names, units and meanings of all metrics."""
 
+import collections
 import fnmatch
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 LAST_EPOCH = "last_epoch/{}"
 """Name of a metric of the last epoch over an update's batch; other metrics of the row are of the first epoch."""
@@ -245,6 +248,31 @@ FAMILIES: dict[str, str] = {
 METRICS |= {
     LAST_EPOCH.format(name): f"{METRICS[name]}; of the last epoch over the batch" for name in SHOWN_OF_LAST_EPOCH
 }
+
+OF_ONE_START = frozenset(
+    name
+    for name in METRICS
+    if name.startswith(("groups/", "window/", "publish/", "checkpoint/", "ess_stops"))
+    and METRICS[name].startswith("cumulative")
+) - {"groups/reissued"}
+"""Counters of update rows that begin at 0 whenever the learner starts. Checkpoints and the store hold the others."""
+
+
+def over_all_starts(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Returns a run's update rows, by step, with the counters of `OF_ONE_START` counted from the run's start."""
+    found: list[dict[str, Any]] = []
+    earlier: collections.Counter[str] = collections.Counter()
+    last: Mapping[str, Any] = {}
+    for row in rows:
+        if last and row.get("incarnation") != last.get("incarnation"):
+            earlier.update(_counters(last))
+        found.append(dict(row) | {name: count + earlier[name] for name, count in _counters(row).items()})
+        last = row
+    return found
+
+
+def _counters(row: Mapping[str, Any]) -> dict[str, float]:
+    return {name: row[name] for name in OF_ONE_START & row.keys() if isinstance(row[name], (int, float))}
 
 
 def meaning(name: str) -> str | None:

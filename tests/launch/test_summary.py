@@ -36,8 +36,8 @@ ROWS = [
     step_row(2, **{"ess": None}),
     {"kind": "round", "step": 2, "round/waiting_ratio": 0.5, "round/waiting_ratio_eq4": 0.25},
     {"kind": "probe", "step": 2, "parity/max_abs_dlogprob": 3e-6},
-    step_row(3, **{"lag/max": 1.0}),
-    step_row(4, **{"lag/max": 1.0, "groups/dropped": 5.0}),
+    step_row(3, **{"lag/max": 1.0, "incarnation": 1}),
+    step_row(4, **{"lag/max": 1.0, "incarnation": 1, "groups/dropped": 5.0}),
     {"kind": "round", "step": 4, "round/waiting_ratio": 0.25, "round/waiting_ratio_eq4": 0.0},
     {"kind": "eval", "step": 4, "eval/reward": 0.5, "problems": 60},
 ]
@@ -92,7 +92,7 @@ def test_summarize_gives_the_run_in_numbers(prepared):
         "waiting_ratio_eq4": 0.125,
         "parity_max_abs_dlogprob": 3e-6,
         "trained_groups": 8,
-        "dropped_groups": 5.0,
+        "dropped_groups": 8.0,
     }
 
 

@@ -14,6 +14,7 @@ from jaxtyping import Float64, Int
 from bridge.files import json_lines
 from configs.run_folder import RunFolder
 from launch.tools.samples.samples_view import visible
+from learner.metrics.metric_names import over_all_starts
 
 FORMAT = 1
 """Supported version of the results format."""
@@ -212,6 +213,8 @@ def read_run(folder: pathlib.Path) -> RunData:
         raise ValueError(f"{folder}: expected a run folder, got no {run.config_file.name} in it")
     config = _object(run.config_file)
     rows, num_unreadable = _rows(run.metrics)
+    if "step" in rows:
+        rows["step"] = over_all_starts(rows["step"])
     read = RunData(
         label=folder.name,
         folder=folder,

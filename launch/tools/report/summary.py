@@ -169,7 +169,8 @@ def _of_column(run: RunData, kind: str, name: str, how: Callable[[Any], Any]) ->
 
 def _updates(run: RunData) -> str:
     last = run.of("step")[-1]["step"] if run.of("step") else 0
-    outcome = run.summary.get("outcome", "no summary yet")
+    is_of_end = run.summary.get("steps") == last  # a continuation has not written its own yet
+    outcome = run.summary.get("outcome") if is_of_end else "no summary yet"
     return visible(f"{last} of {run.setting('run', 'num_updates', '?')}, {outcome}")
 
 

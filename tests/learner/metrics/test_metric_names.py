@@ -3,7 +3,7 @@ import json
 
 import pytest
 
-from learner.metrics.metric_names import FAMILIES, METRICS, meaning
+from learner.metrics.metric_names import FAMILIES, METRICS, meaning, over_all_starts
 from learner.metrics.metrics_writer import MetricsWriter, read_rows
 
 
@@ -101,3 +101,15 @@ def test_metrics_every_name_has_a_meaning():
     assert all(FAMILIES.values()) and meaning("rewards/math") == FAMILIES["rewards/?*"]
     assert meaning("loss") == METRICS["loss"] and meaning("los") is None
     assert not any(fnmatch.fnmatchcase(name, family) for name in METRICS for family in FAMILIES)
+
+
+def test_counters_of_a_learners_start_are_summed_over_starts_and_those_of_the_store_are_not():
+    counts = [(0, 1, 50), (0, 2, 90), (1, 3, 4), (1, 4, 10), (2, 5, 1)]
+    rows = [
+        {"incarnation": i, "step": s, "groups/dropped": n, "groups/reissued": n, "skipped_updates": n}
+        for i, s, n in counts
+    ]
+    summed = over_all_starts(rows)
+    assert [row["groups/dropped"] for row in summed] == [50, 90, 94, 100, 101]
+    assert [(row["groups/reissued"], row["skipped_updates"]) for row in summed] == [(n, n) for *_, n in counts]
+    assert rows[2]["groups/dropped"] == 4

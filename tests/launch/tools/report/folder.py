@@ -56,7 +56,7 @@ def make_folder(
     run.config_file.write_text(overrides.to_json(overrides.apply(tiny.tiny(), changes)))
     run.loss_constants.write_text(json.dumps({"name": "grpo_clip", "clip_low": 0.2}))
     if not hangs:
-        run.summary.write_text(json.dumps({"outcome": "done"}))
+        run.summary.write_text(json.dumps({"outcome": "done", "steps": steps}))
     _write(run.metrics, _metrics(steps - hangs, rng))
     _write(run.samples, _samples(steps, 2 * steps if groups is None else groups, texts, rng))
     _events(run.events, steps, actors, killed, hangs)

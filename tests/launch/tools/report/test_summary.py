@@ -56,6 +56,17 @@ def test_cost_is_the_sum_over_updates_and_the_time_to_the_last_row(tmp_path):
     assert "throughput" not in found
 
 
+def test_outcome_of_an_earlier_end_is_not_shown_for_a_run_that_went_on(tmp_path):
+    run = with_rows(tmp_path / "run", [{"kind": "step", "step": step} for step in (1, 2, 3)])  # the summary is of two
+    assert dict(summary.costs([run]))["updates"] == ["3 of 2, no summary yet"]
+
+
+def test_dropped_groups_are_counted_over_all_starts(tmp_path):
+    counts = [(0, 1, 90), (1, 2, 10)]
+    rows = [{"kind": "step", "incarnation": i, "step": s, "groups/dropped": n} for i, s, n in counts]
+    assert dict(summary.diagnostics([with_rows(tmp_path / "run", rows)]))["dropped groups"] == ["100"]
+
+
 def test_provenance_is_that_of_the_first_start_with_later_changes(tmp_path):
     folder = make_folder(tmp_path / "run", steps=2)
     file = RunFolder(folder).provenance
