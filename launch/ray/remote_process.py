@@ -62,6 +62,8 @@ class RemoteProcess:
         self._is_begun = False
         self._rest = b""
         self._phases = PhaseLog(log)
+        self._log_start = 0
+        """Offset in the log at which this process began."""
 
     @property
     def name(self) -> str:
@@ -113,6 +115,7 @@ class RemoteProcess:
         node_agent = self.node_agent()
         self.hung, self._seen, self._asked = "", _WAITING, None
         self._phases = PhaseLog(self._log)
+        self._log_start = self._log.stat().st_size if self._log.exists() else 0
         self._began_s, self._is_begun = time.monotonic(), True
         self._starting = node_agent.start.remote([*self._arguments, *more], num_restarts=self.num_restarts)
 
@@ -165,7 +168,7 @@ class RemoteProcess:
         """Returns the log line that best explains the exit."""
         if self._lost:
             return self._lost
-        return telling_line(self._log) if self._log.exists() else "no output"
+        return telling_line(self._log, since=self._log_start) if self._log.exists() else "no output"
 
     def _look(self) -> None:
         if self._node_agent is None or self._lost or self._seen.returncode is not None:

@@ -122,6 +122,8 @@ class JudgeService:
         self._stopped = SigstopWatchdog(stopped_s)
         self._is_closing = threading.Event()
         self._failure = ""
+        self._log_start = 0
+        """Offset in the log at which the running server began."""
         self.num_restarts = 0
         self._folder = tempfile.TemporaryDirectory(prefix="sluice-judge-")  # accessible to its owner only
         self._key = secrets.token_hex(32)
@@ -173,6 +175,7 @@ class JudgeService:
 
     def _start(self) -> subprocess.Popen[bytes]:
         self._log.parent.mkdir(parents=True, exist_ok=True)
+        self._log_start = self._log.stat().st_size if self._log.exists() else 0
         cores = core_ids(self._engine.cpu_cores) if self._engine.cpu_cores else None
         with open(self._log, "ab") as output:
             process = subprocess.Popen(
@@ -199,7 +202,7 @@ class JudgeService:
         end_s = time.monotonic() + self._start_timeout_s
         while not self._answers():
             if (code := self._process.poll()) is not None:
-                raise ValueError(f"judge start failed (code {code}): {telling_line(self._log)}; see {self._log}")
+                raise ValueError(f"judge start failed (code {code}): {self._last_error()}; see {self._log}")
             if time.monotonic() > end_s:
                 raise ValueError(
                     f"judge start timed out after {self._start_timeout_s:g} s (supervision.start_timeout_s); "
@@ -207,6 +210,9 @@ class JudgeService:
                 )
             beats()
             self._is_closing.wait(_LOOK_S)
+
+    def _last_error(self) -> str:
+        return telling_line(self._log, since=self._log_start)
 
     def _answers(self) -> bool:
         try:
@@ -225,7 +231,7 @@ class JudgeService:
                 self._end_if_hung(health)
                 continue
             num_in_a_row = 1 if health.was_steady else num_in_a_row + 1
-            said = telling_line(self._log)
+            said = self._last_error()
             if num_in_a_row > self._max_restarts:
                 self._failure = f"the judge died {num_in_a_row} times in a row (code {code}): {said}; see {self._log}"
                 logging.error("%s", self._failure)

@@ -89,7 +89,7 @@ def main() -> int:
             folder = parts.enter_context(tempfile.TemporaryDirectory(prefix="sluice-evaluate-"))
             judge = None
             if "judge" in config.parts:
-                judge = parts.enter_context(open_judge(config, pathlib.Path(folder) / "judge.log"))
+                judge = parts.enter_context(open_judge(config, out.with_name(f"{out.stem}.judge.log")))
             timeline = Timeline(folder, "evaluate")
             parts.callback(timeline.close)
         progress.say(f"starting vLLM: {model}, {config.model.served_dtype}, at most {config.model.max_tokens} tokens")

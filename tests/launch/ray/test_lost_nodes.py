@@ -76,6 +76,18 @@ def prepared(tmp_path: Path) -> PreparedRun:
     return PreparedRun(config, set_up_run(config), tmp_path / "model")
 
 
+def test_cause_of_an_exit_is_not_an_error_of_an_earlier_process(tmp_path):
+    log = tmp_path / "actor-0.log"
+    log.write_text("ValueError: of an earlier process\n")
+    killed = ProcessStatus(-9, 7, Activity.WORKING, "", b"loading weights\n")
+    looks = iter((killed, ENDED))
+    station = well(lambda: next(looks))
+    process = RemoteProcess("actor-0", [], log, take=lambda: station, asked="1 CPU", placement_timeout_s=PLACE_S)
+    process.start()
+    process._look()
+    assert process.last_error() == "loading weights"
+
+
 def crew_of(
     prepared: PreparedRun,
     monkeypatch: pytest.MonkeyPatch,

@@ -134,7 +134,8 @@ def test_judge_on_cores_that_are_not_there_is_refused(tmp_path):
 
 
 @pytest.mark.heavy
-def test_judge_that_died_is_started_again_at_its_address(tmp_path):
+def test_judge_that_died_is_started_again_at_its_address(tmp_path, caplog):
+    (tmp_path / "judge_server.log").write_text("ValueError: of an earlier run\n")
     with closing(start(tmp_path, "serve")) as service:
         first = given(tmp_path)
         os.kill(service.pid, signal.SIGKILL)
@@ -142,6 +143,7 @@ def test_judge_that_died_is_started_again_at_its_address(tmp_path):
         wait_until(service._answers, "it serves")
         assert service.num_restarts == 1 and not is_alive(first["engine"])
         assert score(service) == 0.7  # the same address and key
+    assert "judge died" in caplog.text and "of an earlier run" not in caplog.text
     assert not is_alive(given(tmp_path, 1)["pid"])
 
 
