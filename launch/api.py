@@ -159,8 +159,10 @@ def _config_file(config: Config) -> Iterator[str]:
 def _run(module: str, arguments: Sequence[str], on_output: Callable[[str], None] | None) -> None:
     """Runs a command, passes on its output lines, and raises CommandError if it fails.
 
-    The child is in this process group, so Ctrl-C and a notebook's interrupt stop it gracefully; this call waits for it.
+    The child is in this process group, so Ctrl-C and a notebook's interrupt stop it gracefully. This call waits for its
+    end, then raises KeyboardInterrupt.
     """
+    error, is_interrupted = "", False
     with subprocess.Popen(
         [sys.executable, "-P", "-m", module, *arguments],
         env=os.environ | {"PYTHONPATH": custom_functions.python_path(), "PYTHONUNBUFFERED": "1"},
@@ -171,10 +173,17 @@ def _run(module: str, arguments: Sequence[str], on_output: Callable[[str], None]
         errors="replace",
     ) as child:
         assert child.stdout is not None
-        error = ""
-        for line in child.stdout:
-            if on_output is not None:
-                on_output(line.rstrip("\n"))
-            error = line.strip().removeprefix("error: ") if line.strip() else error
-        if code := child.wait():
-            raise CommandError(error or f"{module} exited with code {code}", code)
+        while not child.stdout.closed:
+            try:
+                for line in child.stdout:
+                    if on_output is not None:
+                        on_output(line.rstrip("\n"))
+                    error = line.strip().removeprefix("error: ") if line.strip() else error
+                child.wait()
+                child.stdout.close()
+            except KeyboardInterrupt:
+                is_interrupted = True
+    if is_interrupted:
+        raise KeyboardInterrupt
+    if code := child.returncode:
+        raise CommandError(error or f"{module} exited with code {code}", code)

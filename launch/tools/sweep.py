@@ -70,6 +70,7 @@ def main() -> int:
         if code == 130:
             break
     with cli.usage_errors():
+        out.mkdir(parents=True, exist_ok=True)  # absent if no point started
         replace_file(out / "sweep.json", (json.dumps(rows, indent=2) + "\n").encode())
     console.print(_table(rows))
     return code

@@ -1,7 +1,11 @@
 """Python calls: what they pass to the commands, and what becomes of an error."""
 
 import json
+import os
 import pathlib
+import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -82,3 +86,40 @@ def test_command_that_fails_raises_its_error_line_and_code(capsys):
         api._run("launch.tools.check_config", ["--config=tiny", "--config.run.sed=1"], printed.append)
     assert failed.value.code == 2 and len(printed) == 1
     api._run("launch.tools.check_config", ["--config=tiny"], printed.append)
+
+
+SAVES = """
+import signal
+
+def save(*_):
+    print("saved", flush=True)
+    raise SystemExit(130)
+
+signal.signal(signal.SIGINT, save)
+print("trains", flush=True)
+while True:
+    signal.pause()
+"""
+CALLS = """
+from launch import api
+
+try:
+    api._run("saves", [], lambda line: print(line, flush=True))
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+def test_command_that_is_interrupted_is_waited_for(tmp_path):
+    (tmp_path / "saves.py").write_text(SAVES)
+    caller = subprocess.Popen(
+        [sys.executable, "-c", CALLS],
+        env=os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{os.getcwd()}"},
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    with caller:
+        assert caller.stdout is not None and caller.stdout.readline() == "trains\n"
+        os.killpg(caller.pid, signal.SIGINT)  # as Ctrl-C does
+        assert caller.stdout.read() == "saved\ninterrupted\n"

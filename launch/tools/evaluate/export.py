@@ -48,7 +48,7 @@ def model_of(run: RunFolder, step: int | None) -> tuple[int, pathlib.Path]:
             stderr=subprocess.PIPE,
             text=True,
         )
-        if done.returncode != 0:
+        if done.returncode != 0 and not target.is_dir():  # else another command exported it meanwhile
             lines = done.stderr.strip().splitlines() or ["no output"]
             raise ValueError(f"export of checkpoint {step} failed: {lines[-1]}")
     return step, target

@@ -77,6 +77,15 @@ def test_failed_point_does_not_stop_the_others_and_only_incomplete_points_are_tr
     assert [seed for _, seed, _ in trained[3:]] == [9]
 
 
+def test_sweep_whose_points_were_all_refused_lists_them(monkeypatch, tmp_path):
+    def refuse(config, fields, *, run_dir):
+        raise api.CommandError("no such model", 2)
+
+    monkeypatch.setattr(api, "train", refuse)
+    assert run(monkeypatch, tmp_path / "new", grid=["run.seed=0,1"]) == 1
+    assert [row["error"] for row in json.loads((tmp_path / "new" / "sweep.json").read_text())] == ["no such model"] * 2
+
+
 def test_points_of_another_config_than_their_folders_are_refused(trained, monkeypatch, tmp_path, capsys):
     grid = ["run.seed=0,1"]
     assert run(monkeypatch, tmp_path, grid=grid) == 0
