@@ -106,6 +106,9 @@ LOOK_S = 2.0
 FIRST_ASK_S, LAST_ASK_S = 0.5, 8.0
 """First and longest pause before sources that all lack the announced version are asked again, in seconds."""
 
+MISSING_AFTER = 3
+"""Attempts at one announcement after which a version that all sources lack counts as unreachable."""
+
 
 class WeightSource(Protocol):
     """Source that announces versions and copies them to a local file."""
@@ -209,9 +212,9 @@ class RemoteSource:
         self._is_unreachable = False
         """True if the announced version was unreachable at the last attempt."""
         self._missing: Announcement | None = None
-        """Last announcement whose sources all lack the version. `_num_lost` counts consecutive cases, `_retry_at_s`
-        ends the pause."""
-        self._num_lost, self._retry_at_s = 0, 0.0
+        """Last announcement whose sources all lack the version. `_num_missing` counts its consecutive attempts,
+        `_num_lost` those of any announcement, and `_retry_at_s` ends the pause."""
+        self._num_missing, self._num_lost, self._retry_at_s = 0, 0, 0.0
 
     async def announced(self) -> WeightManifest | None:
         """Returns the store's announcement or its older version; queries the store in another thread."""
@@ -286,20 +289,24 @@ class RemoteSource:
             self._is_unreachable = True
             raise SupersededError(f"version {version} stopped downloading, and another version is available")
         if isinstance(error, SupersededError):
+            self._num_missing = self._num_missing + 1 if taken == self._missing else 1
             self._num_lost += 1
             self._missing = taken
             self._retry_at_s = self._clock() + min(LAST_ASK_S, FIRST_ASK_S * 2 ** min(self._num_lost - 1, 30))
+            if self._num_missing >= MISSING_AFTER:  # a version that is superseded has a successor by now
+                raise UnreachableError(f"version {version} is at none of its announced sources: {error}")
         return await fetching
 
     async def _until_useless(self, announcement: Announcement, *, or_older: bool) -> None:
         """Returns when the download stalls and either another version is announced or an older one is reachable."""
-        arrived = -1
+        has_requested, arrived = False, -1
         while True:
-            before, arrived = arrived, self._shared.num_arrived_bytes
+            had_requested, before = has_requested, arrived
+            has_requested, arrived = self._shared.has_requested, self._shared.num_arrived_bytes
             if arrived == before:
                 if await asyncio.to_thread(self._store.announced) != announcement:
                     return
-                if or_older and await self._has_older(announcement):
+                if or_older and had_requested and has_requested and await self._has_older(announcement):
                     return
             await asyncio.sleep(LOOK_S)
 

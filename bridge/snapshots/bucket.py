@@ -160,11 +160,15 @@ class SnapshotBucket:
         )
 
     def _delete_old(self, newest: Version) -> None:
-        """Deletes old versions, and incomplete uploads before `newest`; later ones belong to the next learner."""
+        """Deletes versions older than `newest`, over the bound or incomplete.
+
+        Later ones belong to the next learner, or to one whose store was replaced by an older copy.
+        """
         stored = stored_versions(self._place)
         whole = [version for version, objects in stored.items() if objects.is_whole]
         self._bases = {version: self._bases_of(version) for version in whole}
-        for version in expired(whole, keep=self._keep, bases_of=self._bases):
+        until_newest = [version for version in whole if version <= newest]
+        for version in expired(until_newest, keep=self._keep, bases_of=self._bases):
             self._delete(version, stored[version])
         for version, objects in stored.items():  # left by uploads that were killed
             if not objects.is_whole and version < newest:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 MAX_CONNECTIONS = 1024
 """Concurrent connections per learner host for serving weights. A reader opens 4, spread over up to 4 learner hosts, or
-one per host with up to 16 hosts. Each actor is a reader on Kubernetes, each actor host elsewhere."""
+one per host with up to 64 hosts. Each actor is a reader on Kubernetes, each actor host elsewhere."""
 PROVE_S = 10.0
 """Seconds after which a connection without a valid token, or with an incomplete TLS handshake, is closed."""
 _MAX_ADDRESSES = 1024

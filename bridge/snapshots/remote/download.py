@@ -144,6 +144,8 @@ class DownloadStoppedError(SnapshotError):
 class DownloadStats:
     """Counters of a download."""
 
+    num_requests: int = 0
+    """Requests for a range."""
     num_bytes: int = 0
     """Received bytes, including corrupt ones."""
     num_bad: int = 0
@@ -342,6 +344,7 @@ class _Download:
         waiting = collections.deque(chunks)
         try:
             room = self._chunks.room(begin, end)
+            self.tally.num_requests += 1
             steps = place.read(self._chunks.name, begin, room.data)
             async with contextlib.aclosing(steps):
                 while position < end:

@@ -88,6 +88,11 @@ class SnapshotFetcher:
         """Bytes received by the current or last fetch. Any thread may poll it."""
         return sum(tally.num_bytes for tally in self._tallies)
 
+    @property
+    def has_requested(self) -> bool:
+        """True if the current or last fetch has sent a request. Before, it allocates memory and hashes."""
+        return any(tally.num_requests for tally in self._tallies)
+
     def check(self, announcement: Announcement) -> None:
         """Checks an announcement before any allocation or request.
 
@@ -164,6 +169,7 @@ class SnapshotFetcher:
           SnapshotError: `check` fails, too little memory is free, or no source could be read in time.
         """
         manifest = announcement.manifest
+        self._tallies = []
         self.check(announcement)
         segment = self._segment(into)
         reserve([segment], manifest.num_bytes)
@@ -187,6 +193,8 @@ class SnapshotFetcher:
             raise SupersededError(f"version {manifest.version} was superseded: {e}") from None
         except SnapshotError as e:
             raise type(e)(f"version {manifest.version}: {e}") from None
+        except OSError as e:  # the folder's memory is full
+            raise SnapshotError(f"version {manifest.version} cannot be written to {into.parent}: {e}") from e
         finally:
             segment.unlock()
 

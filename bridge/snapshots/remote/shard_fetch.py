@@ -76,8 +76,9 @@ def _held_base(path: pathlib.Path, manifest: WeightManifest) -> Version | None:
     return held.version if os.stat(path).st_size >= manifest.num_bytes else None
 
 
-MAX_AT_ONCE = 16
-"""Most shards that are fetched concurrently."""
+MAX_AT_ONCE = 64
+"""Most shards that are fetched concurrently. Hosts keep a version for slow readers whose fetch has begun, so one that
+is slower than the publishes gets complete versions of at most so many hosts."""
 T = TypeVar("T")
 
 

@@ -49,6 +49,8 @@ class SharedDownload:
         self._users_fd: int | None = _join(self._folder)
         self._download_fd = open_own(self._folder / _DOWNLOAD, os.O_RDWR | os.O_CREAT)
         self._pin_fd: int | None = None
+        self._is_downloading = False
+        """True while this process fetches, and False while it waits for another one that does."""
 
     def fetch(self, announcement: Announcement, *, stop: threading.Event) -> pathlib.Path:
         """Returns the file with a complete, verified version, fetched by this process or another.
@@ -89,6 +91,11 @@ class SharedDownload:
         """Bytes received by this process's own download; downloads of other processes do not count."""
         return self._fetcher.num_arrived_bytes
 
+    @property
+    def has_requested(self) -> bool:
+        """True if this process downloads and has sent a request; before, it allocates memory and hashes."""
+        return self._is_downloading and self._fetcher.has_requested
+
     def release(self) -> None:
         """Allows the file of the last `fetch` to be overwritten."""
         if self._pin_fd is not None:
@@ -122,6 +129,7 @@ class SharedDownload:
     def _download(self, announcement: Announcement, stop: threading.Event) -> None:
         into = self._oldest()
         before = next(self._folder / name for name in _FILES if name != into.name)
+        self._is_downloading = True
         try:
             self._fetcher.fetch(announcement, into, stop=stop, base=before)
         except SnapshotBusyError:
@@ -129,6 +137,8 @@ class SharedDownload:
             for file in (manifest_path(into), part_path(into), into):
                 file.unlink(missing_ok=True)
             self._fetcher.fetch(announcement, into, stop=stop, base=before)
+        finally:
+            self._is_downloading = False
 
     def _find(self, manifest: WeightManifest) -> pathlib.Path | None:
         """Returns the file that holds a version; None if there is none.

@@ -292,6 +292,27 @@ def test_older_version_that_lay_in_reach_from_the_start_is_taken_when_nothing_ar
     assert (setup.engine.version, setup.client.num_refused) == (at(1), 0)
 
 
+def test_older_version_is_not_taken_before_the_announced_ones_source_is_asked(setup, monkeypatch):
+    """Memory of a large version is allocated for seconds, or another process of the host downloads."""
+    monkeypatch.setattr(source, "LOOK_S", 0.0)
+    looks, fetch, announced_by = threading.Semaphore(0), SnapshotFetcher.fetch, setup.store.announced
+
+    def look():
+        looks.release()
+        return announced_by()
+
+    def fetch_late(self, *args, **kwargs):
+        for _ in range(9):
+            assert looks.acquire(timeout=30)
+        return fetch(self, *args, **kwargs)
+
+    monkeypatch.setattr(setup.store, "announced", look)
+    monkeypatch.setattr(SnapshotFetcher, "fetch", fetch_late)
+    setup.put(1)
+    setup.announce_behind_a_wall(2, beside=1, url=setup.url)
+    assert setup.follow() and setup.engine.version == at(2)
+
+
 def test_fetch_holds_no_event_loop_and_ends_when_it_is_cancelled(setup):
     """The place says nothing for ever; the actor is stopped in the middle of it."""
     manifest = publish(setup.writer, 0)
@@ -422,6 +443,7 @@ def test_sources_that_all_lack_the_version_are_asked_less_and_less_often_and_a_n
     for now_s in (0.0, 0.9 * FIRST_ASK_S, FIRST_ASK_S, 2.9 * FIRST_ASK_S, 3 * FIRST_ASK_S):
         setup.now[0] = now_s
         assert not setup.follow()
+        assert setup.client.is_blocked == (len(asked) == 3)
     assert asked == [at(0)] * 3
     setup.publish(3)
-    assert setup.follow() and asked[3:] == [at(3)]
+    assert setup.follow() and asked[3:] == [at(3)] and not setup.client.is_blocked

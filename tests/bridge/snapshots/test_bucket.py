@@ -155,6 +155,16 @@ def test_learner_that_starts_again_goes_on_where_the_last_one_ended(url, publish
     assert whole(url) == [at(2, 1), at(3, 1)]
 
 
+def test_version_of_a_store_replaced_by_an_older_copy_stays_beside_later_incarnations(url, publisher, tmp_path):
+    later = Publisher(tmp_path / "later", incarnation=5, full_every=1)
+    for step in (8, 9):
+        put(make_bucket(url, later, keep=2), later.write(step))
+    bucket = make_bucket(url, publisher, keep=2)
+    for step in (1, 2, 3, 4):
+        put(bucket, publisher.write(step))
+    assert {at(3), at(4), at(8, 5), at(9, 5)} <= set(whole(url))
+
+
 def test_version_that_a_newer_learner_is_putting_is_left_alone_by_the_one_before(url, publisher):
     place = place_at(url)
     left, newer = [f"0:{step}/slot-0" for step in (1, 2)], "1:0/slot-0"

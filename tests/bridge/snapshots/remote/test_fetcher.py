@@ -1,6 +1,7 @@
 import contextlib
 import dataclasses
 import datetime
+import errno
 import os
 import shutil
 import threading
@@ -305,6 +306,16 @@ def test_no_room_is_an_error_that_says_how_much(folder, writer, local, monkeypat
     with pytest.raises(SnapshotError, match=f"needs {manifest.shards[0].file.num_bytes} bytes more"):
         fetch(announced(manifest, "http://127.0.0.1:1"), local)
     assert not manifest_path(local).exists()
+
+
+def test_memory_that_others_fill_during_a_fetch_is_an_error_that_names_the_folder(writer, local, monkeypatch):
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    manifest = publish(writer, 0)
+    monkeypatch.setattr("bridge.snapshots.remote.fetcher.replace_file", full)
+    with pytest.raises(SnapshotError, match=f"cannot be written to {local.parent}: .*No space left"):
+        fetch(announced(manifest, "http://127.0.0.1:1"), local)
 
 
 def test_mapped_tensors_hold_off_the_next_fetch(folder, writer, local):

@@ -33,7 +33,7 @@ def test_no_pieces_have_no_order():
 
 @pytest.mark.parametrize(
     ("num_pieces", "want"),
-    [(1, 4), (2, 4), (3, 3), (4, 4), (5, 5), (16, 16), (17, 16), (256, 16)],  # by the docs of MAX_CONNECTIONS
+    [(1, 4), (2, 4), (3, 3), (4, 4), (5, 5), (16, 16), (64, 64), (65, 64), (256, 64)],  # by the docs of MAX_CONNECTIONS
 )
 def test_connections_of_a_reader_are_its_ranges_over_the_pieces_that_it_reads_at_once(num_pieces, want):
     assert num_connections(num_pieces, RetryPolicy()) == want
