@@ -214,6 +214,12 @@ def test_case_with_a_call_for_a_program_without_is_refused(sandbox: Sandbox):
         box.run(Case(timeout_s=1.0, call=Call(function="f", arguments=[])))
 
 
+def test_standard_streams_can_be_opened_by_name(sandbox: Sandbox):
+    copies = "read = open('/dev/stdin').read()\nfor to in ('out', 'err'): open('/dev/std' + to, 'w').write(read)"
+    outcome = run(sandbox, python(copies), stdin=b"1 2")
+    assert (outcome.code, outcome.stdout, outcome.stderr) == (0, b"1 2", b"1 2")
+
+
 def test_large_input_that_nobody_reads_and_that_everybody_reads(sandbox: Sandbox):
     big = bytes(20 * MIB)
     assert run(sandbox, python("print('done')"), stdin=big).stdout == b"done\n"
