@@ -105,11 +105,14 @@ def open_file(
         gold_failures=gold_failures,
     )
     found = screen.scan(rows)
-    held_rows, held_out, bad = rows, found.held_out, found.bad
+    held_rows, held_out, held_setting, bad = rows, found.held_out, setting, found.bad
     of_eval = None
     if eval_rows is not None and num_held_out:
         path = source.eval_path or f"{source.path} ({source.eval_split})"
-        of_eval = dataclasses.replace(screen, path=path, side=lambda _: "held_out", gold_failures={}).scan(eval_rows)
+        held_setting = dataclasses.replace(setting, is_evaluation=True)
+        of_eval = dataclasses.replace(
+            screen, path=path, form=held_setting.form(source), side=lambda _: "held_out", gold_failures={}
+        ).scan(eval_rows)
         held_rows, held_out, bad = eval_rows, of_eval.held_out, bad + of_eval.bad
     _log_counts(name, source, found, num_held_out=len(held_out))
     if not len(found.train) or (num_held_out and not len(held_out)):
@@ -117,7 +120,7 @@ def open_file(
             f"{source.path}: {len(found.train)} rows to train on and {len(held_out)} held out; both are needed (set "
             f"{where(name)}.eval_path, or change prompts.held_out_one_in)"
         )
-    held = FileProblems(held_rows, held_out[:num_held_out], name, source, setting)
+    held = FileProblems(held_rows, held_out[:num_held_out], name, source, held_setting)
     return OpenedSource(
         name=name,
         source=source,
@@ -164,14 +167,14 @@ def open_sources(
         low.
     """
     sources = config.prompts.sources
-    setting = SourceContext(config, tokenizer)
+    evaluation = SourceContext(config, tokenizer, is_evaluation=True)
     of_eval: dict[str, Rows] = {}
     kept_out = set(evaluated)
     for name, source in sources.items():
-        if (rows := open_eval_rows(source, setting.form(source))) is not None:
+        if (rows := open_eval_rows(source, evaluation.form(source))) is not None:
             of_eval[name] = rows
-            kept_out |= questions(rows, setting.form(source))
-    setting = dataclasses.replace(setting, evaluated=frozenset(kept_out))
+            kept_out |= questions(rows, evaluation.form(source))
+    setting = SourceContext(config, tokenizer, evaluated=frozenset(kept_out))
     shares = apportion({name: source.weight for name, source in sources.items()}, config.evaluation.num_problems)
     opened: dict[str, OpenedSource] = {}
     # Sources that hold out by hash come first. The hash already excludes their held-out questions from each other, and

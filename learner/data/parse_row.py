@@ -162,7 +162,7 @@ def problem_of(number: int, row: dict[str, Any], form: RowFormat) -> RawProblem:
         environment=source.environment,
         teacher=_teacher(row, form),
     )
-    arguments = _object(row, form.template_arguments_field)
+    arguments = _template_arguments(row, form)
     asked = asked_text(messages)
     return RawProblem(question, messages, task, number, source.environment, tools, arguments, asked=asked)
 
@@ -183,7 +183,7 @@ def _supervised(number: int, row: dict[str, Any], form: RowFormat) -> RawProblem
     else:
         text = answer_text(_answer(response, field, is_needed=True))
     task = task_of("", form.source.parts, answer_in=form.source.answer_in)
-    arguments = _object(row, form.template_arguments_field)
+    arguments = _template_arguments(row, form)
     return RawProblem(question, messages, task, number, "", tools, arguments, response=text, asked=asked_text(asked))
 
 
@@ -302,6 +302,11 @@ def _object(row: dict[str, Any], field: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise NotARowError(f"{field!r} must be an object, or JSON of one, got {_short(given)}")
     return found
+
+
+def _template_arguments(row: dict[str, Any], form: RowFormat) -> dict[str, Any]:
+    """Returns a row's template arguments without null ones: tables give every row the keys of all rows."""
+    return {name: v for name, v in _object(row, form.template_arguments_field).items() if v is not None}
 
 
 def _is_entry(metadata: dict[str, Any]) -> bool:

@@ -48,6 +48,8 @@ class SourceContext:
     """Stripped questions of evaluation files and sets, and of other sources' held-out problems."""
     response_tokens: int = 0
     """Tokens of the longest response; 0 means sampling.max_response_tokens."""
+    is_evaluation: bool = False
+    """True for rows that are only evaluated, which have no teacher."""
 
     @property
     def max_tokens(self) -> int:
@@ -59,13 +61,14 @@ class SourceContext:
     def form(self, source: PromptSource) -> RowFormat:
         """Returns the row format of a source."""
         loss = self.config.loss
-        return RowFormat.of(
+        form = RowFormat.of(
             self.config.prompts,
             source,
             teachers=loss.teachers,
             needs_teacher=loss.advantage == "none" and "" not in loss.teacher_names,
             response_field=self.config.sft.response_field if loss.is_supervised else "",
         )
+        return dataclasses.replace(form, teacher_field="", needs_teacher=False) if self.is_evaluation else form
 
     def is_held_out(self, raw: RawProblem) -> bool:
         """Returns True if the question's hash holds it out."""

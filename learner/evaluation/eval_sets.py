@@ -42,7 +42,7 @@ class ProblemSet:
 
 def open_own_sets(config: Config, tokenizer: Tokenizer) -> dict[str, ProblemSet]:
     """Opens the sets with their own source and logs row counts; raises ValueError if no problem is usable."""
-    setting = SourceContext(config, tokenizer)
+    setting = SourceContext(config, tokenizer, is_evaluation=True)
     sets = {name: how for name, how in config.evaluation_sets.items() if how.has_source}
     return {name: _open(name, how, setting) for name, how in sets.items()}
 

@@ -353,6 +353,7 @@ def test_template_arguments_are_the_configs_and_the_rows_over_them(loaded):
     assert end() == "(no)de"
     assert end(template_arguments={"thinks": True}) == "de"
     assert end(template_arguments='{"lang": "sv"}') == "(no)sv"
+    assert end(template_arguments={"thinks": True, "lang": None}) == "de"  # as a table gives it
     for wrong in ("enable_thinking", "messages", "strftime_now"):
         with pytest.raises(ValueError, match=f"unknown argument {wrong}; remove it from prompts.template_arguments"):
             end(template_arguments={wrong: 1})

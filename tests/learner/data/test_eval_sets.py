@@ -6,6 +6,7 @@ import pytest
 
 from configs import sections
 from configs.sections import EvaluationSet
+from configs.sections.teacher import Teacher
 from learner.data.open_sources import open_sources
 from learner.data.prompt_stream import load_prompts
 from learner.evaluation.eval_sets import all_sets, bad_rows, open_own_sets, questions_of
@@ -36,6 +37,21 @@ def test_sets_have_the_problems_of_their_own_sources_or_the_held_out_ones(tmp_pa
     assert sets["first"].problems[3].question == sets["file"].problems[3].question
     assert [p.question for p in sets["few"].problems] == [p.question for p in sets["heldout"].problems[:3]]
     assert (sets["task"].config.max_tokens, sets["file"].config.max_tokens) == (20, 16) and sets["file"].config.k == 2
+
+
+def test_evaluated_rows_need_no_teacher_where_trained_ones_do(tmp_path, tokenizer):
+    teachers = {"math": Teacher(path="/teacher")}
+    config = config_of(
+        path=jsonl(tmp_path, [row | {"from": "math"} for row in rows_of(9)]),
+        eval_path=jsonl(tmp_path, rows_of(4, start=700), "eval.jsonl"),
+        teacher_field="from",
+    )
+    config = dataclasses.replace(
+        config, loss=sections.LossConfig(advantage="none", teacher_coef=1.0, teachers=teachers)
+    )
+    file = EvaluationSet(path=jsonl(tmp_path, rows_of(3, start=500), "set.jsonl"))
+    sets = opened(with_sets(config, file=file), tokenizer)
+    assert {n: len(s.problems) for n, s in sets.items()} == {"heldout": 4, "file": 3}
 
 
 def test_nothing_trains_on_a_question_that_a_set_asks(tmp_path, tokenizer):
