@@ -44,10 +44,11 @@ def test_evaluated_rows_need_no_teacher_where_trained_ones_do(tmp_path, tokenize
     config = config_of(
         path=jsonl(tmp_path, [row | {"from": "math"} for row in rows_of(9)]),
         eval_path=jsonl(tmp_path, rows_of(4, start=700), "eval.jsonl"),
-        teacher_field="from",
     )
     config = dataclasses.replace(
-        config, loss=sections.LossConfig(advantage="none", teacher_coef=1.0, teachers=teachers)
+        config,
+        prompts=dataclasses.replace(config.prompts, teacher_field="from"),
+        loss=sections.LossConfig(advantage="none", teacher_coef=1.0, teachers=teachers),
     )
     file = EvaluationSet(path=jsonl(tmp_path, rows_of(3, start=500), "set.jsonl"))
     sets = opened(with_sets(config, file=file), tokenizer)
