@@ -122,6 +122,8 @@ class _ForkServer:
         self._pids: dict[int, int] = {}
         self._pid = os.getpid()
         self._children = pathlib.Path(f"/proc/self/task/{self._pid}/children")
+        self._helpers = self._list_children()
+        """Processes that the environment's module started, which serve all episodes."""
 
     def serve(self, woken: int) -> None:
         """Handles messages until the actor closes its end; `woken` is readable after SIGCHLD."""
@@ -136,8 +138,12 @@ class _ForkServer:
                 self._reap()
             if self._control.fileno() in ready and not self._take():
                 break
-        for episode in list(self._pids):
+        for episode, pid in list(self._pids.items()):
             self._kill(episode)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)  # then its orphans are children of this process
+        self._pids, self._helpers = {}, set()
+        self._kill_orphans()
 
     def _take(self) -> bool:
         """Handles one packet; returns False at the end of the stream."""
@@ -201,12 +207,14 @@ class _ForkServer:
 
     def _kill_orphans(self) -> None:
         """Kills processes that a child started in another session; they are reparented here when the child exits."""
-        known = set(self._pids.values())
+        for pid in self._list_children() - self._helpers - set(self._pids.values()):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def _list_children(self) -> set[int]:
         with contextlib.suppress(FileNotFoundError):  # a kernel without this list
-            for pid in map(int, self._children.read_text().split()):
-                if pid not in known:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGKILL)
+            return {int(pid) for pid in self._children.read_text().split()}
+        return set()
 
     def _say(self, message: wire.FromZygote) -> None:
         with contextlib.suppress(ConnectionError):  # closed: the next read reports it

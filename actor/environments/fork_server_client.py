@@ -19,6 +19,9 @@ from configs import custom_functions
 LOAD_TIMEOUT_S = 120.0
 """Timeout for starting Python and importing an environment's library, in seconds. Episode timeouts start afterwards."""
 
+_CLOSE_S = 5.0
+"""Seconds in which a zygote must end its children and itself before it is killed."""
+
 
 def command(python: str = "") -> tuple[str, ...]:
     """Returns the command of a zygote; `python` is its interpreter, empty for the actor's."""
@@ -130,11 +133,14 @@ class ForkServerClient:
             self.forget(episode)
 
     async def close(self) -> None:
-        """Stops the zygote and thereby its children."""
+        """Stops the zygote, which kills its children and what they started."""
         self._end("was closed")
-        if self._process.returncode is None:
+        try:
+            async with asyncio.timeout(_CLOSE_S):
+                await self._process.wait()
+        except TimeoutError:
             self._process.kill()
-        await self._process.wait()
+            await self._process.wait()
 
     async def _send(self, message: wire.ToZygote, passed: socket.socket | None = None) -> None:
         fds = array.array("i", [] if passed is None else [passed.fileno()])

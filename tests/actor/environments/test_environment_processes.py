@@ -59,7 +59,8 @@ def test_killed_zygote_takes_its_episodes_along_and_is_replaced():
     run(body)
 
 
-def test_what_an_environment_started_ends_with_it(tmp_path):
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_what_an_environment_started_ends_with_it_or_with_the_pool(tmp_path, is_closed):
     async def body(pool):
         await pool.load(BAD)
         impatient(pool)
@@ -71,13 +72,54 @@ def test_what_an_environment_started_ends_with_it(tmp_path):
         task = asyncio.create_task(_only_reset(pool, {"how": "spawn", "at": "reset", "pids": str(pids)}))
         pool._config = EnvironmentsConfig(call_timeout_s=60.0)
         await until(lambda: len(started()) == 2, "it has started two")
+        if is_closed:
+            await pool.close()
         task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
+        with contextlib.suppress(asyncio.CancelledError, EpisodeError):
             await task
         await idle(pool)
         await until(lambda: not any(map(is_running, started())), "both are gone")
 
     run(body)
+
+
+HELPED = """
+import subprocess, sys
+from actor.environments.protocol import Step
+
+ECHO = "import sys\\nfor line in sys.stdin: print(line, end='', flush=True)"
+helper = subprocess.Popen([sys.executable, "-c", ECHO], stdin=-1, stdout=-1, text=True)
+
+class Helped:
+    def reset(self, row):
+        return [{"role": "user", "content": str(helper.pid)}]
+
+    def step(self, action):
+        print(action, file=helper.stdin, flush=True)
+        return Step(messages=[{"role": "user", "content": helper.stdout.readline().strip()}], reward=0.0, done=True)
+
+    def close(self):
+        pass
+"""
+
+
+def test_process_that_an_environments_module_started_serves_all_episodes_and_ends_with_the_pool(tmp_path, monkeypatch):
+    (tmp_path / "helped.py").write_text(HELPED)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    pids = []
+
+    async def body():
+        pool = EnvironmentPool(EnvironmentsConfig(call_timeout_s=60.0), own=["helped:Helped"])
+        for word in ("one", "two"):
+            async with pool.open("helped:Helped") as process:
+                pids.append(int((await process.reset({})).messages[0]["content"]))
+                assert (await process.step(word)).messages[0]["content"] == word
+            await idle(pool)
+        await pool.close()
+        await until(lambda: not is_running(pids[0]), "the helper has ended")
+
+    asyncio.run(asyncio.wait_for(body(), 240))
+    assert pids[0] == pids[1]
 
 
 async def _only_reset(pool, row):
