@@ -76,7 +76,7 @@ class SourceFields:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PromptSource(SourceFields):
-    """Problem source of a mixture. Empty fields default to `prompts`.
+    """Problem source of a mixture. Fields that say so default to `prompts`; `rewards` does if `verifier` is empty too.
 
     Problems are the rows of `path`, else those of `task`, else those that `environment` generates.
     """
@@ -214,7 +214,8 @@ class PromptsConfig(SourceFields):
     task: str = "chain_sum"
     """reasoning-gym task family. Ignored if path or environment is set."""
     verifier: str = "exact"
-    """Verifier of rows without their own rewards, one of `VERIFIERS`, or `module:function` for a custom one."""
+    """Verifier of rows without their own rewards, one of `VERIFIERS`, or `module:function` for a custom one. Not used
+    with prompts.environment, which provides the reward."""
     answer_in: Literal["conclusion", "text", "number"] = "conclusion"
     """Location of the answer in a response, for verifier=math. `conclusion`: stated final answer (`\\boxed{...}`,
     `<answer>...</answer>`, `#### ...`, "the answer is ..."), or the whole response if it is a single expression.

@@ -55,13 +55,16 @@ class JsonLines:
         """Finds the line offsets; raises OSError if the file is unreadable."""
         with open(path, "rb") as file:
             is_empty = not file.seek(0, 2)
-            self._map = b"" if is_empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        self._starts = _line_starts(self._map)
+            self._map = None if is_empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self._starts = _line_starts(self._map or b"")
 
     def __len__(self) -> int:
         return len(self._starts) - 1
 
     def __getitem__(self, index: int) -> Row | str | None:
+        assert self._map is not None, "an empty file has no rows"
+        if self._map.size() < len(self._map):  # of the file; reading beyond its end would kill the process
+            return "the file has become shorter; to replace it, write a new file and rename that"
         line = self._map[self._starts[index] : self._starts[index + 1]]
         if not line.strip():
             return None

@@ -54,6 +54,14 @@ def test_json_lines_bytes_that_are_no_utf8_are_a_reason(tmp_path):
     assert isinstance(JsonLines(file)[0], str) and JsonLines(file)[1] == {"prompt": "x"}
 
 
+def test_json_lines_of_a_file_that_became_shorter_are_a_reason(tmp_path):
+    file = tmp_path / "readers.jsonl"
+    file.write_text('{"a": 1}\n' * 10_000)
+    found = JsonLines(file)
+    file.write_text('{"a": 1}\n' * 10)
+    assert "has become shorter" in str(found[9_000])
+
+
 @pytest.mark.parametrize("max_bytes", [0, 2**30])
 def test_read_parquet_rows_are_the_columns_that_are_looked_at(tmp_path, monkeypatch, max_bytes):
     monkeypatch.setattr(readers, "MAX_TABLE_BYTES", max_bytes)  # 0: unpacked to a file and mapped
