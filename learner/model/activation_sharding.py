@@ -80,10 +80,12 @@ class ActivationSharding:
         the activations). Devices that split its rows look up their own words, and a sum combines the results.
         """
         if self.mesh is None:
-            return table[tokens].astype(self.compute_dtype)
+            return _rows_of(table, tokens, self.compute_dtype)
         rows, columns = self.specs["embed/embedding"]
         specs = (self.specs["embed/embedding"], PartitionSpec(BATCH_AXES, "sequence"))
-        local = functools.partial(_lookup, rows=rows, columns=columns, dtype=self.compute_dtype)
+        split = (*axes_names(rows), *axes_names(columns))
+        copied = tuple(axis for axis in (*BATCH_AXES, "sequence") if axis not in split)
+        local = functools.partial(_lookup, rows=rows, columns=columns, copied=copied, dtype=self.compute_dtype)
         return jax.shard_map(
             local, mesh=self.mesh, in_specs=specs, out_specs=PartitionSpec(BATCH_AXES, "sequence", None)
         )(table, tokens)
@@ -114,16 +116,40 @@ def _gather_backward(own: NamedSharding, whole: NamedSharding, _: None, d_x: Arr
 _gather.defvjp(_gather_forward, _gather_backward)
 
 
-def _lookup(table: Array, tokens: Array, *, rows: Axes, columns: Axes, dtype: DTypeLike) -> Array:
-    """Returns one device's part of `ActivationSharding.embed`."""
+def _lookup(
+    table: Array, tokens: Array, *, rows: Axes, columns: Axes, copied: tuple[str, ...], dtype: DTypeLike
+) -> Array:
+    """Returns one device's part of `ActivationSharding.embed`; the table is the same over the axes `copied`."""
     flat = tokens.reshape(-1)
     if columns is not None:
         flat = jax.lax.all_gather(flat, columns, tiled=True)
     first = 0 if rows is None else jax.lax.axis_index(rows) * table.shape[0]
     is_here = (flat >= first) & (flat < first + table.shape[0])
-    x = jnp.where(is_here[:, None], table[jnp.where(is_here, flat - first, 0)].astype(dtype), 0)
+    index = jnp.where(is_here, flat - first, 0)
+    table = jax.lax.pcast(table, copied, to="varying")  # `_rows_of` has one gradient per device
+    x = jnp.where(is_here[:, None], _rows_of(table, index, dtype), 0)
     if columns is not None:
         x = jax.lax.all_to_all(x, columns, split_axis=0, concat_axis=1, tiled=True)
     if rows is not None:
         x = jax.lax.psum(x, rows)
     return x.reshape(*tokens.shape, -1)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _rows_of(table: Array, index: Array, dtype: DTypeLike) -> Array:
+    """Returns rows of a table. A row's gradient is summed in float32: in bfloat16 a sum stops at 256 equal terms."""
+    return table[index].astype(dtype)
+
+
+def _rows_of_forward(table: Array, index: Array, dtype: DTypeLike) -> tuple[Array, tuple[Array, Array]]:
+    return _rows_of(table, index, dtype), (table, index)
+
+
+def _rows_of_backward(dtype: DTypeLike, kept: tuple[Array, Array], d_x: Array) -> tuple[Array, None]:
+    del dtype
+    table, index = kept
+    total = jnp.zeros_like(table, jnp.float32).at[index].add(d_x.astype(jnp.float32))
+    return total.astype(table.dtype), None
+
+
+_rows_of.defvjp(_rows_of_forward, _rows_of_backward)
