@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from bridge.files import RunLock, replace_file
 from bridge.text.chat_template import today
-from configs.overrides import to_json
+from configs.overrides import from_dict, to_json
 from configs.schema import Config
 
 _Json = dict[str, Any]
@@ -110,7 +110,7 @@ def check_run_folder(config: Config) -> None:
     if lock.exists():
         RunLock(lock, "launch.local").release()
     if (old := _set_up_with(file)) is not None:
-        differing = _differences(old, dataclasses.asdict(config))
+        differing = _differences(_with_new_fields(old), dataclasses.asdict(config))
         differing = [d for d in differing if not d.startswith(_MAY_DIFFER)]
         if not (config.prompts.template_date and _template_date(old)):
             differing = [d for d in differing if not d.startswith("prompts.template_date ")]
@@ -251,6 +251,14 @@ def snapshot_root(config: Config) -> pathlib.Path:
 def snapshot_folder(config: Config) -> pathlib.Path:
     """Returns the folder of this run's weight snapshots."""
     return snapshot_root(config) / f"sluice-{config.run.name}-{run_id(config.run_dir)}"
+
+
+def _with_new_fields(old: _Json) -> _Json:
+    """Returns an older config with the defaults of fields that it lacks; unchanged if it is no valid config."""
+    try:
+        return dataclasses.asdict(from_dict(old))
+    except ValueError:
+        return old
 
 
 def _differences(old: _Json, new: _Json, prefix: str = "") -> list[str]:

@@ -24,11 +24,11 @@ NO_LORA = LoraConfig()
 
 
 MAX_SKIPPED_IN_A_ROW = 5
-"""Consecutive skipped optimizer steps that stop the run, at the end of the update."""
+"""Consecutive updates without an applied optimizer step that stop the run."""
 
 
 class NotFiniteError(RuntimeError):
-    """Raised if too many consecutive optimizer steps are skipped, since training does not recover by itself."""
+    """Raised if too many consecutive updates are skipped, since training does not recover by itself."""
 
 
 class UpdateMetrics:
@@ -51,6 +51,8 @@ class UpdateMetrics:
         self._sum_squared_lengths = 0.0
         self._num_skipped = num_skipped
         self._num_skipped_in_a_row = 0
+        self._is_applied = False
+        """True if an optimizer step of the update was applied."""
         self._peak_flops = peak_flops(jax.devices()[0].device_kind)
         self._last_end_s: float | None = None
 
@@ -78,13 +80,15 @@ class UpdateMetrics:
         """Adds the optimizer step that ends an epoch, made from `start_s` to `end_s`."""
         self.computed(start_s, end_s)
         skipped = int(metrics["skipped_updates"]) + int(metrics.get("critic/skipped_updates", 0))
-        self._num_skipped_in_a_row = self._num_skipped_in_a_row + 1 if skipped > self._num_skipped else 0
+        self._is_applied |= skipped == self._num_skipped
         self._num_skipped = skipped
         self._of_passes.append(metrics)
 
     def row(self, end_s: float) -> tuple[dict[str, Any], list[str]]:
         """Returns the update's metrics and group ids, and resets the collector; its last epoch ended at `end_s`."""
         metrics, last = self._of_passes[0], self._of_passes[-1]
+        self._num_skipped_in_a_row = 0 if self._is_applied else self._num_skipped_in_a_row + 1
+        self._is_applied = False
         wait_s = self._take_wait_s()
         step_s = end_s - self._last_end_s if self._last_end_s is not None else self._train_s + wait_s
         shown = [name for name in SHOWN_OF_LAST_EPOCH if name in last]  # without a critic, not its metrics
@@ -109,11 +113,11 @@ class UpdateMetrics:
         return 0.0
 
     def check_skipped(self, step: int) -> None:
-        """Raises NotFiniteError if the last `MAX_SKIPPED_IN_A_ROW` optimizer steps were skipped."""
+        """Raises NotFiniteError if no optimizer step of the last `MAX_SKIPPED_IN_A_ROW` updates was applied."""
         if self._num_skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
             raise NotFiniteError(
-                f"the last {self._num_skipped_in_a_row} optimizer steps, up to step {step}, had a loss or "
-                "gradient that was not finite; the parameters are unchanged. "
+                f"the last {self._num_skipped_in_a_row} updates, up to step {step}, had a loss or gradient that was "
+                "not finite; the parameters are unchanged. "
                 "Usual causes: a learning rate or a ratio that grew too large (see loss, grad_norm and ratio/p99 of "
                 "the last finite steps in metrics.jsonl), input that is not finite, and updates without trained "
                 "tokens (response/truncated at 1 with prompts.truncated_responses=mask, or correction/rejected_tokens "

@@ -41,7 +41,8 @@ class TeacherFields(CheckedSection):
     folder."""
     teacher_top_k: Count = 64
     """Tokens of the teacher that reverse_kl and forward_kl compare at each token, at most the student's vocabulary.
-    With rounds.epochs > 1 each takes 8 bytes of the learner's host memory until the update ends."""
+    Each takes 16 bytes of device memory per slot of a micro-batch, and with rounds.epochs > 1 also 8 bytes of the
+    learner's host memory until the update ends."""
     teacher_path: LocalPath = ""
     """Hugging Face folder of the teacher of rows that name none. It may have another architecture, but must have the
     student's tokenizer. Empty: teacher of teacher_url."""

@@ -27,6 +27,9 @@ def check_teachers(loss: LossConfig, prompts: PromptsConfig, *, num_helpers: int
             f"loss.teachers.{unused[0]} teaches no row; name it in prompts.mixture.NAME.teacher or in a column "
             "(prompts.teacher_field), or leave it out"
         )
+    if "" in loss.teacher_names and not prompts.teacher_field and all(named.values()):
+        field = "teacher_path" if loss.teacher_path else "teacher_url"
+        raise ValueError(f"loss.{field} teaches no row, because every source names another teacher; leave it out")
     if loss.advantage == "none" and "" not in loss.teacher_names and not (prompts.teacher_field or all(named.values())):
         lacking = ", ".join(source for source, name in named.items() if not name)
         raise ValueError(

@@ -28,6 +28,8 @@ def teacher_architectures(config: Config, student: Architecture, student_folder:
             teacher = Architecture.from_hf(folder)
         except FileNotFoundError as e:
             raise ValueError(f"{field}: {e}") from e
+        except ValueError as e:  # another architecture, or quantized weights
+            raise ValueError(f"{field} {folder}: {e}") from e
         check_tokens(field, folder, student_folder)
         if teacher.vocab_size < student.vocab_size:
             raise ValueError(

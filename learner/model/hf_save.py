@@ -87,6 +87,7 @@ def save(
     writers = _Writers.of(leaves)
     temporary = folder.with_name(f".{folder.name}.tmp-{writers.token}")
     if writers.is_first:
+        shutil.rmtree(temporary, ignore_errors=True)  # of a killed process with the same pid, as in a container
         temporary.mkdir(parents=True)
     writers.wait("made")
     try:

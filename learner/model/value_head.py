@@ -28,7 +28,10 @@ def critic_architecture(config: Config, policy: Architecture) -> Architecture | 
         return None
     if not config.critic.path:
         return dataclasses.replace(policy, tie_word_embeddings=True)  # A tied model has no head of its own.
-    found = Architecture.from_hf(pathlib.Path(config.critic.path))
+    try:
+        found = Architecture.from_hf(pathlib.Path(config.critic.path))
+    except ValueError as e:
+        raise ValueError(f"critic.path {config.critic.path}: {e}") from e
     if found.vocab_size < policy.vocab_size:
         raise ValueError(
             f"critic.path {config.critic.path}: vocab_size must be at least {policy.vocab_size} as in the run's model, "

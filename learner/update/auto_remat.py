@@ -245,6 +245,8 @@ def first_that_fits(
         logit_chunk=logit_chunk,
     )
     state = (state_bytes(trained, config) + frozen_bytes(params, trained, config)) / share.param_shards
+    top_k = config.loss.teacher_top_k if config.loss.compares_distributions else 0
+    state += 16 * top_k * share.num_tokens  # the teacher's ids and logprobs, as given and aligned with the targets
     needs = {
         policy: state + micro_batch_bytes(architecture, policy, share, num_params=_size(trained)) for policy in choices
     }

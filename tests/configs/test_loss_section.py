@@ -277,6 +277,7 @@ def sources_of(*teachers):
     [
         (TWO_TEACHERS, sections.PromptsConfig(), "loss.teachers.a teaches no row; name it in prompts.mixture.NAME"),
         (TWO_TEACHERS, sources_of("a", "a"), "loss.teachers.b teaches no row"),
+        (TWO_TEACHERS | dict(teacher_path="o"), sources_of("a", "b"), "loss.teacher_path teaches no row"),
         (TWO_TEACHERS, sources_of("a", "c"), r"prompts.mixture.s1.teacher: expected one of .*\(a, b\), got 'c'"),
         ({}, sources_of("a"), "prompts.mixture.s0.teacher: expected one of loss.teachers"),
         ({}, sections.PromptsConfig(teacher_field="t"), "prompts.teacher_field=t requires loss.teachers"),

@@ -211,6 +211,19 @@ def test_open_run_another_config_is_refused_naming_the_fields(tmp_path):
     assert (tmp_path / "run" / "config.json").read_bytes() == before
 
 
+def test_open_run_begun_before_a_field_existed_has_its_default(tmp_path):
+    config = in_folder(tmp_path / "run")
+    set_up_run(config)
+    file = RunFolder(tmp_path / "run").config_file
+    old = json.loads(file.read_text())
+    del old["loss"]["teacher_top_k"]
+    file.write_text(json.dumps(old))
+    check_run_folder(config)
+    other = dataclasses.replace(config, prompts=PromptsConfig(task="spell_backward"))
+    with pytest.raises(ValueError, match="another config: prompts.task was 'chain_sum', now 'spell_backward'. Choose"):
+        check_run_folder(other)
+
+
 def test_check_run_folder_with_other_files_is_refused_untouched(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(ValueError, match="got files without config.json"):

@@ -73,19 +73,16 @@ def test_check_skipped_stops_after_so_many_in_a_row_and_not_before():
     books = books_of(skipped=0)
     for skipped in (1, 2, 3, 4, 4, 5, 6, 7, 8):  # four, a good one, four
         update(books, skipped)
-    with pytest.raises(NotFiniteError, match="the last 5 optimizer steps, up to step 7, had a loss"):
+    with pytest.raises(NotFiniteError, match="the last 5 updates, up to step 7, had a loss"):
         update(books, 9)
 
 
 def test_check_skipped_counts_the_critics_steps_too():
     books = books_of(skipped=0)
-    for skipped in range(1, 5):
-        books.add_epoch(
-            {"skipped_updates": 0, "critic/skipped_updates": skipped, "real_tokens": 1, "tokens": 1}, 0.0, 1.0
-        )
-        assert books.row(1.0)[0]["skipped_updates"] == 0
+    for skipped in range(1, 6):
         books.check_skipped(7)
-    books.add_epoch({"skipped_updates": 0, "critic/skipped_updates": 5}, 0.0, 1.0)
+        books.add_epoch(of_pass(skipped_updates=0) | {"critic/skipped_updates": skipped}, 0.0, 1.0)
+        assert books.row(1.0)[0]["skipped_updates"] == 0
     with pytest.raises(NotFiniteError):
         books.check_skipped(7)
 
@@ -129,24 +126,22 @@ def test_close_counts_the_flops_of_every_pass():
     assert thrice["tokens_per_s"] == pytest.approx(once["tokens_per_s"])  # each token once, by wall time
 
 
-def test_check_skipped_counts_passes_and_one_that_is_made_breaks_the_row():
+def test_check_skipped_counts_updates_of_which_no_pass_is_made():
     books = books_of()
-    for skipped in range(1, 5):  # two updates of two passes, all left out
-        books.add_epoch(of_pass(skipped_updates=skipped), 0.0, 1.0)
-        if skipped % 2 == 0:
-            row, _ = books.row(1.0)
+    for update in range(1, 6):
+        for skipped in (2 * update - 1, 2 * update):
+            books.add_epoch(of_pass(skipped_updates=skipped), 0.0, 1.0)
+        row, _ = books.row(1.0)
+        assert (row["skipped_updates"], row["skipped_in_a_row"]) == (2 * update, update)
+        if update < 5:
             books.check_skipped(7)
-            assert row["skipped_updates"] == row["skipped_in_a_row"] == skipped
-    for skipped in (5, 6):
-        books.add_epoch(of_pass(skipped_updates=skipped), 0.0, 1.0)
-    books.row(1.0)
-    with pytest.raises(NotFiniteError, match="the last 6 optimizer steps"):
+    with pytest.raises(NotFiniteError, match="the last 5 updates"):
         books.check_skipped(7)
-    for skipped in (7, 7):
+    for skipped in (10, 11):  # the first pass is made
         books.add_epoch(of_pass(skipped_updates=skipped), 0.0, 1.0)
     row, _ = books.row(1.0)
     books.check_skipped(7)
-    assert (row["skipped_updates"], row["skipped_in_a_row"]) == (7, 0)
+    assert (row["skipped_updates"], row["skipped_in_a_row"]) == (11, 0)
 
 
 def test_close_takes_the_slowest_live_actor_and_what_all_sampled_for_nothing():

@@ -64,6 +64,12 @@ def test_teacher_that_could_not_score_every_sequence_is_refused(tmp_path, studen
         found(student, teacher, **model)
 
 
+def test_teacher_of_an_unsupported_kind_is_refused_with_its_field(tmp_path, student):
+    teacher = make_model_folder(tmp_path / "teacher", quantization_config={"quant_method": "awq"})
+    with pytest.raises(ValueError, match="loss.teacher_path .*teacher: .*quantization_config"):
+        found(student, teacher)
+
+
 def test_teacher_that_is_no_model_is_refused_with_its_field(tmp_path, student):
     with pytest.raises(ValueError, match="loss.teacher_path: .*gone"):
         found(student, tmp_path / "gone")

@@ -261,6 +261,17 @@ def test_save_that_fails_leaves_neither_folder_nor_temporary(tmp_path, monkeypat
     assert [p.name for p in tmp_path.iterdir()] == ["in"]
 
 
+def test_save_removes_what_a_killed_process_with_the_same_pid_left(tmp_path):
+    save_reference("qwen3-tied", tmp_path / "in")
+    config, params = load(tmp_path / "in")
+    left = tmp_path / f".out.tmp-{os.getpid()}"
+    left.mkdir()
+    (left / "model-00009.safetensors").write_text("left")
+    save(tmp_path / "out", config, params)
+    assert not left.exists()
+    assert not (tmp_path / "out" / "model-00009.safetensors").exists()
+
+
 def test_save_bad_argument_is_refused_and_touches_nothing(tmp_path):
     folder = tmp_path / "in"
     save_reference("qwen3-tied", folder)

@@ -34,6 +34,7 @@ def test_critic_may_have_another_size_than_the_policy_and_has_no_output_head(tmp
     ("fields", "said"),
     [
         (dict(vocab_size=HF_CONFIG["vocab_size"] - 1), "vocab_size must be at least 19 as in the run's model, got 18"),
+        (dict(quantization_config={"quant_method": "awq"}), "critic.path .*: quantization_config"),
         (dict(max_position_embeddings=63), r"max_position_embeddings must be at least model.max_tokens \(64\), got 63"),
     ],
 )

@@ -101,6 +101,19 @@ def test_auto_between_two_needs_takes_the_smaller():
     assert got == "attention"
 
 
+def test_auto_counts_the_tokens_that_a_teacher_compares(monkeypatch):
+    for name, num_bytes in (("state_bytes", 0), ("frozen_bytes", 0), ("micro_batch_bytes", 1000)):
+        monkeypatch.setattr(auto_remat, name, lambda *args, num_bytes=num_bytes, **kwargs: num_bytes)
+    loss = sections.LossConfig(teacher_coef=1.0, teacher_path="t", teacher_divergence="forward_kl", teacher_top_k=8)
+    config = dataclasses.replace(config_of("auto"), loss=loss)
+    need = 1000 + 16 * 8 * (8 * 512)
+
+    def chosen(usable):
+        return auto_remat.first_that_fits(MODEL, config, mesh_of(), logit_chunk=128, usable=usable)
+
+    assert (chosen(need), chosen(need - 1)) == ("dots", "full")
+
+
 OPTIMIZERS = (
     {"name": "adamw", "mu_dtype": "float32"},
     {"name": "adamw", "mu_dtype": "bfloat16"},
