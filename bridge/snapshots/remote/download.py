@@ -225,7 +225,7 @@ def download(
     Raises:
       SupersededError: every source reports that it does not have the version.
       DownloadStoppedError: `stop` was set.
-      UnreachableError: no source could be read for long.
+      UnreachableError: no source could be read for long, or there is none.
       SnapshotError: every source rejected the request, or sent corrupt chunks repeatedly.
     """
     work = _Download(chunks, wanted, patience, tally)
@@ -298,7 +298,7 @@ class _Download:
         if not left or silent_s >= self._patience.give_up_s:
             num_there = self._chunks.num - len(self._missing)
             since = "" if not left else f" for {silent_s:.0f} s"
-            raise (UnreachableError if left else SnapshotError)(
+            raise (UnreachableError if left or not why else SnapshotError)(
                 f"download failed{since}, {num_there} of {self._chunks.num} chunks downloaded: {reasons}"
             )
 

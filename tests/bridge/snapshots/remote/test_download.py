@@ -245,7 +245,7 @@ def test_silent_place_is_given_up_and_the_time_is_bounded(served):
 
 
 def test_no_source_is_said_so():
-    with pytest.raises(SnapshotError, match="it has no source"):
+    with pytest.raises(UnreachableError, match="it has no source"):
         fetch()
 
 
