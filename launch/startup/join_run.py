@@ -38,6 +38,7 @@ from bridge.weight_types import RunCard
 from configs import overrides
 from configs.run_folder import RunFolder, run_id, snapshot_folder, store_url
 from configs.schema import Config
+from configs.sections import PublishConfig
 from launch.startup import prepare_run
 from launch.startup.locked_folders import ActorWorkFolder, ModelFolderLock
 from launch.startup.tiny_model import cache_folder
@@ -217,7 +218,7 @@ def join_store(
         fetcher = SnapshotFetcher(
             run=card.run, tokenizer_hash=model.tokenizer_hash, expected=model.tensors, token=token, tls=tls
         )
-        check_announced(first, fetcher)
+        check_announced(first, fetcher, config.publish)
         shared = SharedDownload(pathlib.Path(memory), run=card.run, fetcher=fetcher)
         parts.callback(shared.close)
         store = _open(url, card.run, config)
@@ -247,8 +248,10 @@ def _open(url: str, run: str, config: Config) -> SqlStore:
     )
 
 
-def check_announced(store: ActorStore, fetcher: SnapshotFetcher) -> None:
+def check_announced(store: ActorStore, fetcher: SnapshotFetcher, publish: PublishConfig) -> None:
     """Checks the announced weights, if any, before an engine is started for them.
+
+    Weights without a source, of a run that has one by its config, are those from before the learner's restart.
 
     Raises:
       ValueError: this actor could never serve them. The token, tokenizer or model differs, or no source is reachable.
@@ -257,6 +260,8 @@ def check_announced(store: ActorStore, fetcher: SnapshotFetcher) -> None:
     if announcement is None:
         return
     if not announcement.all_sources:
+        if publish.leaves_the_machine:
+            return
         raise ValueError(
             "the run's weights are only in its learner's memory; start the learner with publish.serve=https or "
             "publish.bucket, or this actor on its machine with --run_dir"

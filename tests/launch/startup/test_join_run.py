@@ -199,6 +199,14 @@ def test_weights_that_could_never_be_served_here_are_refused_before_an_engine_st
     assert TOKEN not in str(caught.value) and OTHER not in str(caught.value)
 
 
+def test_weights_from_before_the_learner_was_restarted_with_a_server_are_no_reason_to_refuse(place):
+    publish = dataclasses.replace(place.config.publish, serve="https", advertise="https://learner:1")
+    place.put_run_card(dataclasses.replace(place.config, publish=publish))
+    place.announce(sources=())
+    with place.join():
+        pass
+
+
 @pytest.mark.parametrize("source", ["https://learner.example:1/v", "s3://bucket/v", "https://127.0.0.1.example/v"])
 def test_run_with_weights_elsewhere_is_refused_without_its_token(place, monkeypatch, source):
     monkeypatch.delenv("SLUICE_TOKEN")
