@@ -214,7 +214,7 @@ def read_run(folder: pathlib.Path) -> RunData:
     config = _object(run.config_file)
     rows, num_unreadable = _rows(run.metrics)
     if "step" in rows:
-        rows["step"] = over_all_starts(rows["step"])
+        rows["step"] = list[Row](over_all_starts(rows["step"]))
     read = RunData(
         label=folder.name,
         folder=folder,

@@ -1,5 +1,7 @@
 """Gradient of the embedding in bfloat16: summed over tokens in float32, whatever the mesh."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +13,7 @@ from learner.model.activation_sharding import ActivationSharding
 from tests.learner import eight_devices
 
 NUM_WORDS = 16
-MESHES = [
+MESHES: list[tuple[dict[str, Any], PartitionSpec]] = [
     (dict(data=8), PartitionSpec(None, None)),
     (dict(fsdp=8), PartitionSpec(None, ("fsdp",))),
     (dict(data=2, fsdp=2, tensor=2), PartitionSpec("tensor", ("fsdp", "sequence"))),
@@ -19,7 +21,7 @@ MESHES = [
 ]
 
 
-def check(axes: dict[str, int], spec: PartitionSpec) -> None:
+def check(axes: dict[str, Any], spec: PartitionSpec) -> None:
     """Each occurrence of a word has the gradient 1, so the gradient of a row is the number of its word."""
     random = np.random.default_rng(0)
     tokens = np.where(random.random((8, 1024)) < 0.9, 3, random.integers(0, NUM_WORDS, (8, 1024))).astype(np.int32)
