@@ -72,6 +72,8 @@ def load_preset(preset: str) -> Config:
     if not file.is_file():
         raise ValueError(f"--config: no preset, recipe or file {name!r}; {_instead_of(name)}")
     if file.suffix == ".json":
+        if argument:
+            raise ValueError(f"--config={preset}: a JSON file is a complete config and takes no argument {argument!r}")
         return _load_json(file)
     if file.suffix == ".toml":
         return _load_toml(file, argument)
@@ -295,6 +297,8 @@ def _parse(path: str, text: str, kind: Any) -> Any:
     if text.lower() in ("none", "null") and type(None) in typing.get_args(kind):
         return None
     if {int, str} <= set(typing.get_args(kind)):  # a task argument: text that parses as JSON is not a string
+        if text.lower() in ("true", "false") and bool in typing.get_args(kind):
+            return text.lower() == "true"
         try:
             return msgspec.json.decode(text, type=kind)
         except msgspec.DecodeError:

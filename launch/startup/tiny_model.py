@@ -61,11 +61,13 @@ def cached_tiny_model(config: Config, at: Callable[[str], None] = report_phase) 
         "task_args": config.prompts.task_args,
         "pattern": config.prompts.pattern,
         "held_out_one_in": config.prompts.held_out_one_in,
+        "mixture": sorted(config.prompts.mixture),  # refused when the model is made
     }
     if config.prompts.environment:
         depends_on |= {"environment": config.prompts.environment, "args": config.prompts.environment_args}
     if config.prompts.path:
-        depends_on |= {"rows": _hash_of_rows(config.prompts), "verifier": config.prompts.verifier}
+        fields = ("prompt_field", "answer_field", "verifier", "rewards", "rewards_field", "metadata_field")
+        depends_on |= {"rows": _hash_of_rows(config.prompts)} | {name: getattr(config.prompts, name) for name in fields}
     key = hashlib.sha256(json.dumps(depends_on, sort_keys=True).encode()).hexdigest()[:12]
     name = pathlib.Path(config.prompts.path).stem or config.prompts.environment or config.prompts.task
     folder = cache_folder() / f"tiny-{name}-{key}"

@@ -17,6 +17,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
+from actor.vllm.compiler import engine_is_for_cpus
 from configs.schema import Config
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -36,6 +37,8 @@ class Machine:
         """Returns this machine, limited to what this process may use."""
         cores = tuple(sorted(os.sched_getaffinity(0)))
         gpus = [str(i) for i in range(len(glob.glob("/dev/nvidia[0-9]*")))]
+        if engine_is_for_cpus():  # nothing that is installed here uses them
+            gpus = []
         if gpus and VISIBLE in environment:  # CUDA ignores the ids after an invalid one
             named = [d.strip() for d in environment[VISIBLE].split(",")]
             gpus = list(itertools.takewhile(lambda d: d and d != "-1", named))

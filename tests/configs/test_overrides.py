@@ -93,6 +93,8 @@ def test_load_preset_json_is_the_config_that_was_written(tmp_path):
     config = dataclasses.replace(preset("rolloutpipe:tiny"), preset="mine")
     (tmp_path / "config.json").write_text(overrides.to_json(config))
     assert overrides.load_preset(str(tmp_path / "config.json")) == config
+    with pytest.raises(ValueError, match="takes no argument 'serial'"):
+        overrides.load_preset(f"{tmp_path / 'config.json'}:serial")
 
 
 @pytest.mark.parametrize(
@@ -164,6 +166,7 @@ def test_split_argv_of_a_repeated_field_takes_the_last_value():
         ("prompts.task_args.max_terms", "3", {"max_terms": 3}),
         ("prompts.task_args.rate", "0.5", {"rate": 0.5}),
         ("prompts.task_args.flag", "true", {"flag": True}),
+        ("prompts.task_args.flag", "False", {"flag": False}),
         ("prompts.task_args.text", "hello", {"text": "hello"}),
         ("prompts.rewards.math", "2", {"math": 2.0}),
     ],

@@ -262,6 +262,4 @@ def test_updates_that_are_not_finite_change_nothing_and_stop_the_run_after_so_ma
     assert [r["skipped_in_a_row"] for r in rows] == [0, 1, 2, 3, 4, 5]
     assert [r["skipped_updates"] for r in rows] == [0, 1, 2, 3, 4, 5]
     assert rows[0]["grad_norm"] > 0 and all(r["grad_norm"] is None for r in rows[1:])
-    assert "the last 5 optimizer steps, up to step 6, had a loss" in log_of(folder) and "Traceback" not in log_of(
-        folder
-    )
+    assert "the last 5 updates, up to step 6, had a loss" in log_of(folder) and "Traceback" not in log_of(folder)

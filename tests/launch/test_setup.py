@@ -132,6 +132,24 @@ def test_set_up_below_a_path_with_a_space_installs_a_run_and_then_what_tests_nee
         assert "up to date (cpu,dev)" in place.set_up(*again).stdout
 
 
+def test_other_extras_of_a_cpu_set_up_are_added_to_the_locked_packages(place):
+    done = place.set_up("cpu,wandb,report")
+    assert done.returncode == 0 and "ready: .venv (cpu,wandb,report)" in done.stdout, done.stdout + done.stderr
+    assert f"-c {place.clone}/.venv/wanted.txt -e .[wandb,report]" in place.calls.read_text()
+    assert locked("lock-cpu.txt") - place.wanted() == {p for p in locked("lock-cpu.txt") if p.startswith("pycosat==")}
+    assert "up to date (cpu,wandb,report)" in place.set_up().stdout
+
+
+@pytest.mark.parametrize(("first", "engine", "second"), [("cpu", "vllm_cpu", "gpu"), ("gpu", "vllm", "cpu")])
+def test_engine_of_the_other_kind_is_not_installed_over_but_in_a_new_environment(place, first, engine, second):
+    assert place.set_up(first).returncode == 0
+    installed = place.clone / ".venv" / "lib" / "python3.11" / "site-packages" / f"{engine}-0.32.0.dist-info"
+    installed.mkdir(parents=True)
+    (installed / "INSTALLER").write_text("pip")
+    assert "new .venv" not in place.set_up(f"{first},dev").stdout
+    assert "new .venv" in place.set_up(second).stdout
+
+
 def test_missing_compiler_is_said_in_one_line_before_anything_is_installed_and_a_stand_in_says_it_later(place):
     done = place.set_up(missing="a C++ compiler (g++)")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -93,10 +93,8 @@ def main() -> int:
         python = tpu_python()
         for job in jobs:
             try:
-                outcome = compile_job(job, python, dump=_DUMP.value)
+                outcome = compile_job(job, python, dump=_dump_folder(job))
             except RuntimeError as e:
-                if not _ALL.value:
-                    raise
                 print(f"error: {job.key}: {e}", file=sys.stderr)
                 broken += 1
                 continue
@@ -111,6 +109,17 @@ def main() -> int:
         print(f"wrote {_OUT.value}")
     print(json.dumps(summary(outcomes)))
     return 0 if all(o.fits for o in outcomes) and not broken else DOES_NOT_FIT
+
+
+def _dump_folder(job: CompileJob) -> str | None:
+    """Returns the folder for the texts of a job's programs, which it makes; each of several jobs has its own."""
+    if _DUMP.value is None:
+        return None
+    folder = pathlib.Path(_DUMP.value).expanduser().resolve()
+    if _ALL.value:
+        folder /= job.key.replace("/", "_")
+    folder.mkdir(parents=True, exist_ok=True)
+    return str(folder)
 
 
 def make_job(config_path: str | None, topology: str | None, model: str | None, given: dict[str, str]) -> CompileJob:

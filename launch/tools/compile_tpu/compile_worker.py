@@ -50,7 +50,7 @@ def requirements() -> list[str]:
     wanted = []
     for line in declared:
         requirement, _, marker = line.partition(";")
-        extra = re.search(r"extra == ['\"](\w+)['\"]", marker)
+        extra = re.search(r"extra == ['\"]([\w-]+)['\"]", marker)
         is_ours = requirement.startswith("sluice")
         if not is_ours and (extra is None or extra.group(1) in _EXTRAS):
             wanted.append(requirement.strip())

@@ -70,11 +70,12 @@ def main() -> int:
 
 def files_of_actors(config: Config) -> list[str]:
     """Returns the files that an actor reads, as FIELD=PATH."""
-    judge = config.judge
+    judge, python = config.judge, config.environments.python
     paths = {
         "actor.base_path": config.actor.base_path if config.publishes_adapters else "",
         "judge.api_key_file": judge.api_key_file,
         "judge.template": judge.template[1:] if judge.template.startswith("@") else "",
+        "environments.python": python if config.environments_played and "/" in python else "",
         "judge.model": judge.model if judge.colocate and judge.model.startswith("/") else "",
     }
     return [f"{field}={path}" for field, path in paths.items() if path]

@@ -1,9 +1,14 @@
+import dataclasses
 import os
 import pathlib
 
 import pytest
 
-from launch.startup.tiny_model import cache_folder
+from configs.overrides import load_preset
+from configs.sections import PromptsConfig
+from configs.sections.prompts import PromptSource
+from launch.startup import tiny_model
+from launch.startup.tiny_model import cache_folder, cached_tiny_model
 
 
 def test_cache_folder_is_the_named_one_and_is_made(tmp_path, monkeypatch):
@@ -43,3 +48,20 @@ def test_cache_folder_without_a_home_names_the_way_out(monkeypatch):
     monkeypatch.setattr(pathlib.Path, "home", no_home)
     with pytest.raises(ValueError, match="set SLUICE_CACHE"):
         cache_folder()
+
+
+def test_tiny_models_of_other_prompts_are_other_models(tmp_path, monkeypatch):
+    monkeypatch.setenv("SLUICE_CACHE", str(tmp_path))
+    monkeypatch.setattr(tiny_model, "_make_unless_there", lambda *_: None)
+    (tmp_path / "rows.jsonl").write_text("{}")
+    tiny, path = load_preset("tiny"), str(tmp_path / "rows.jsonl")
+    prompts = [
+        tiny.prompts,
+        dataclasses.replace(tiny.prompts, mixture={"one": PromptSource(task="chain_sum", verifier="exact")}),
+        PromptsConfig(path=path),
+        PromptsConfig(path=path, answer_field="fixed"),
+        PromptsConfig(path=path, rewards={"exact": 2.0}),
+    ]
+    folders = {cached_tiny_model(dataclasses.replace(tiny, prompts=one)) for one in prompts}
+    assert len(folders) == len(prompts)
+    assert cached_tiny_model(tiny) in folders

