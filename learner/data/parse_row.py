@@ -5,6 +5,7 @@ import decimal
 import itertools
 import json
 import math
+import re
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -151,9 +152,11 @@ def problem_of(number: int, row: dict[str, Any], form: RowFormat) -> RawProblem:
             code_tests.read(metadata)
         except ValueError as e:
             raise NotARowError(str(e)) from e
+    if "format" in parts and (pattern := metadata.get("format")):
+        _check_pattern(pattern)
     question, messages, tools = _prompt(row, form)
     if "judge" in parts:  # the judge prompt contains the question
-        metadata = {"question": question, **(metadata or {})}
+        metadata = {"question": question} | {name: v for name, v in metadata.items() if v is not None}
     task = task_of(
         answer,
         parts,
@@ -302,6 +305,13 @@ def _object(row: dict[str, Any], field: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise NotARowError(f"{field!r} must be an object, or JSON of one, got {_short(given)}")
     return found
+
+
+def _check_pattern(pattern: Any) -> None:
+    try:
+        re.compile(pattern)
+    except (re.error, TypeError) as e:
+        raise NotARowError(f"metadata format: expected a regular expression, got {_short(pattern)} ({e})") from e
 
 
 def _template_arguments(row: dict[str, Any], form: RowFormat) -> dict[str, Any]:

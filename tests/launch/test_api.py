@@ -101,7 +101,11 @@ while True:
     signal.pause()
 """
 CALLS = """
+import signal
+
 from launch import api
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored if the tests run in the background
 
 try:
     api._run("saves", [], lambda line: print(line, flush=True))

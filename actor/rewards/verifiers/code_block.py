@@ -9,7 +9,8 @@ from collections.abc import Collection, Iterator, Sequence
 from bridge.code_tests import ALIASES, CodeIn
 
 _FENCE = re.compile(r"^(?P<before>[ \t>]*(?:(?:[-*+]|\d{1,9}[.)])[ \t]+)*)(?P<marks>`{3,}|~{3,})(?P<info>[^\n]*)$")
-
+_TAGGED = re.compile(r"(?<=<answer>)[ \t]*(?=```|~~~)")
+"""Place before a fence that opens on the line of an answer's tag."""
 
 _MAX_PARSED_CHARS = 200_000
 """Maximum characters of a parsed block; a longer block is only searched as text."""
@@ -74,7 +75,8 @@ def _blocks(text: str) -> list[tuple[str, str]]:
     """Returns (language mark, content) of each block, without the fence's indentation."""
     found: list[tuple[str, str, list[str]]] = []
     before = marks = ""
-    for line in text.replace("\r\n", "\n").removesuffix("\n").split("\n"):
+    text = _TAGGED.sub("\n", text.replace("\r\n", "\n"))
+    for line in text.removesuffix("\n").split("\n"):
         if marks:
             inner = line[_num_shared(line, before) :]
             if _closes(inner, marks):
@@ -89,7 +91,7 @@ def _blocks(text: str) -> list[tuple[str, str]]:
 
 
 def _closes(line: str, marks: str) -> bool:
-    end = line.strip()
+    end = line.strip().removesuffix("</answer>").rstrip()
     return len(end) >= len(marks) and not end.strip(marks[0]) and len(line) - len(line.lstrip()) <= 3
 
 

@@ -200,6 +200,8 @@ def computed(function: Callable[[], Any]) -> Any:
 def are_equal(gold: Any, stated: Any) -> bool:
     """Returns True if two objects are equal by the library's rules; an inequality equals its interval, either way."""
     for one, other in ((gold, stated), (stated, gold)):
+        if _is_range(one) and _is_of_points(other, are_named=isinstance(one, sympy.Interval)):
+            return False  # the library takes an open interval for its two ends
         if isinstance(one, sympy.Union | sympy.Intersection) and not isinstance(other, sympy.Set):
             other_set = as_set(other) if isinstance(other, sympy.core.relational.Relational | And) else None
             if other_set is not None:
@@ -213,6 +215,25 @@ def are_equal(gold: Any, stated: Any) -> bool:
             # The library compares solutions, so it takes all equations without a real one for equal.
             return _are_multiples(gold, stated)
     return math_verify.verify([gold], [stated], timeout_seconds=None, allow_set_relation_comp=True)
+
+
+def _is_range(one: Any) -> bool:
+    """Returns True for an interval, or an inequality that is not solved by single points."""
+    if isinstance(one, sympy.Eq):
+        return isinstance(one.lhs, sympy.Symbol) and isinstance(one.rhs, sympy.Interval)  # x in an interval
+    if isinstance(one, And | sympy.core.relational.Relational) and not isinstance(one, sympy.Ne):
+        return not isinstance(as_set(one), sympy.FiniteSet)
+    return isinstance(one, sympy.Interval)
+
+
+def _is_of_points(one: Any, *, are_named: bool) -> bool:
+    """Returns True for a list of values; with `are_named` only for those of one variable, as in `x = 1 or x = 2`."""
+    if isinstance(one, sympy.Eq):
+        return isinstance(one.rhs, sympy.FiniteSet)
+    if not isinstance(one, sympy.FiniteSet):
+        return False
+    are_equations = all(isinstance(element, sympy.Eq) for element in one.args)
+    return not are_named or (are_equations and len({element.args[0] for element in one.args}) == 1)
 
 
 def _are_multiples(gold: Any, stated: Any) -> bool:

@@ -32,6 +32,8 @@ _ENVIRONMENT = re.compile(r"\$\$(.+?)\$\$|\$(.+?)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]"
 _BETWEEN = re.compile(r"\s*(?:,\s*)?(?:(?:and|or)\b)?\s*")
 _WORD = re.compile(r"(?<![\\A-Za-z])(?:[A-Za-z]{2,}|I(?![A-Za-z]))")
 _SENTENCE_END = re.compile(r"\n|[.;!?](?=\s|$)")
+_DANGLING = re.compile(r"(?:(?<![\\=])[(\[]|[/–—-]|[\s,:*_$`'\"])+$")
+"""End of a statement whose rest is words: `42 (apples)`, `42/hour`, `42 - as computed`."""
 _CLAUSE_END = re.compile(r"(\n|[.;:!?,](?=\s|$|\*)|\*\*| because | since | as )")
 _CONDITION = re.compile(
     r"\b(?:if|whether|unless|suppos\w*|assum\w*)\s+(?:that\s+)?(?:(?:the|my|our|your)\s+)?(?:final\s+|correct\s+)?$",
@@ -186,4 +188,4 @@ def _leading(text: str) -> str:
     stated = _WORD.split(joined, maxsplit=1)[0]
     if _GOES_ON.match(joined, len(stated.rstrip(" \t%\\"))):
         return ""
-    return stated.strip(" \t,:*_$")
+    return _DANGLING.sub("", stated).strip(" \t,:*_$`'\"")

@@ -10,6 +10,8 @@ import unicodedata
 from collections.abc import Callable
 from fractions import Fraction
 
+from actor.rewards.verifiers import math_units
+
 MAX_CHARS = 2000
 """Maximum characters of an answer, or four times those of the reference answer if larger."""
 MAX_DEPTH = 60
@@ -198,7 +200,7 @@ _WORKED_OUT = re.compile(
     r"""\(?\s?[-+]?\s?
     (?:(?:\d+\s)?(?P<over>\d+)\s?/\s?(?P<under>\d+)|\d+(?:\.\d*)?|\.\d+)
     (?:\s?(?:\\times|\\cdot|[*×·])\s?10\s?(?:\^|\*\*)\s?\(?[-+]?\d+\)?)?
-    \s?\)?\s?[%°]?\s?(?:[A-Za-z]+(?:\s[A-Za-z]+)*)?[\s.]*""",
+    \s?\)?\s?(?:[%°]|\^\s?\\circ)?\s?(?:[A-Za-z]+(?:[\s'’-][A-Za-z]+)*)?[\s.]*""",
     re.VERBOSE,
 )
 _MARKS = re.compile(
@@ -337,7 +339,8 @@ def is_worked_out(text: str) -> bool:
     It is one number in digits or a fraction in lowest terms. It may have a sign, a power of ten, a currency, a percent
     sign or a unit in words. Anything else is an unfinished calculation: 23 + 48, 6 / 2, \sqrt{2304}, 2^{10}.
     """
-    last = _FRACTION.sub(lambda m: f" {m[1] or m[2]}/{m[3] or m[4]}", text.rpartition("=")[2])
+    last = math_units.split(text.rpartition("=")[2].strip())[0]
+    last = _FRACTION.sub(lambda m: f" {m[1] or m[2]}/{m[3] or m[4]}", last)
     found = _WORKED_OUT.fullmatch(" ".join(_DRESS.sub("", last).split()))
     if found is None:
         return False

@@ -49,7 +49,7 @@ def split(text: str) -> tuple[str, str]:
         words = (found["text"] or found["words"] or found["apart"] or "").strip()
         names = re.findall(r"[A-Za-z]+", words.lower())
         # One letter directly after a value is a variable; a one-letter unit is marked as text.
-        is_unit = bool(names) and not _NO_UNITS.intersection(names) and re.fullmatch(r"[A-Za-z./\s^\d-]*", words)
+        is_unit = bool(names) and not _NO_UNITS.intersection(names) and re.fullmatch(r"[A-Za-z./\s^\d'’-]*", words)
         if is_unit and (found["text"] is not None or _is_unit(words)) and _NUMBER.search(found["value"]):
             value, unit = found["value"].strip(), words.lower() + (f"^{found['power']}" if found["power"] else "")
     if (bare := _CURRENCY.sub("", value)) != value:

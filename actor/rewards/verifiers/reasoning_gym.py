@@ -40,8 +40,9 @@ def score(response: Response, task: Task, context: Context) -> Score:
 
 def _stated(text: str) -> str:
     """Returns the content of the last closed tag, else the stripped text; open tags would take quadratic time."""
-    closed = text[: text.rfind("</answer>") + len("</answer>")] if "</answer>" in text else ""
-    stated = extract_answer(closed)
+    end = text.rfind("</answer>")
+    begin = text.rfind("<answer>", 0, max(end, 0))
+    stated = extract_answer(text[begin : end + len("</answer>")]) if begin >= 0 else None
     return text.strip() if stated is None else stated
 
 

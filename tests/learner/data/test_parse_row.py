@@ -183,3 +183,16 @@ def test_parse_row_null_is_absent_in_what_a_row_names_itself():
     task = parsed(GOOD | {"rewards": padded}).task
     assert [(part.name, part.weight) for part in task.rewards] == [("exact", 1.0), ("math", 2.0)]
     assert parsed({"prompt": "x", "answer": math.nan, "rewards": [{"name": "format"}]}).task.answer == ""
+
+
+@pytest.mark.parametrize("pattern", ["(", 3])
+def test_parse_row_format_that_is_no_regular_expression_is_refused(pattern):
+    row = GOOD | {"rewards": [{"name": "format"}], "metadata": {"format": pattern}}
+    assert "metadata format: expected a regular expression" in str(parse_row(1, row, form_of()))
+    assert isinstance(parse_row(1, row | {"metadata": {"format": "<think>.*"}}, form_of()), RawProblem)
+
+
+def test_parse_row_null_question_of_a_judged_rows_metadata_is_that_of_the_prompt():
+    row = GOOD | {"metadata": {"question": None, "hint": None, "topic": "sums"}}
+    task = parsed(row, verifier="judge").task
+    assert json.loads(task.metadata) == {"question": GOOD["prompt"], "topic": "sums"}

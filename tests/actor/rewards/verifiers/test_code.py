@@ -57,6 +57,11 @@ LAMBDA = "add = lambda a, b: a + b\n"
 METHOD = "class Solution:\n    def add(self, a, b):\n        return a + b\n"
 
 
+@pytest.mark.parametrize("opened", ["<answer>```python\n", "<answer>\n```python\n"])
+def test_block_on_the_lines_of_an_answers_tags_is_the_program(opened):
+    assert program_text(f"I think.\n{opened}{A}```</answer>", "python", "block") == A
+
+
 @pytest.mark.parametrize(
     ("blocks", "want"),
     [

@@ -91,7 +91,7 @@ def test_open_tags_of_a_reasoning_gym_response_are_not_handed_to_the_library(mon
     task = Task.judged_by("reasoning_gym", answer=entry["answer"], metadata=json.dumps(entry, default=str))
     for text in ("<answer>" * 9_000, "<answer>5</answer>" + "<answer>" * 9_000):
         gym.score(Response(text=text, finish="stop", num_tokens=1), task, Context())
-    assert seen == ["", "<answer>5</answer>"]
+    assert seen == ["<answer>5</answer>"]
 
 
 @pytest.mark.parametrize(

@@ -111,6 +111,13 @@ def test_math_score_in_the_whole_text_takes_its_last_number_unless_it_concludes(
         ("12", "(12)", 1.0),
         ("12000", r"\boxed{12{,}000}", 1.0),
         ("1,200", "1200", 1.0),
+        ("42", r"\boxed{42 \text{ km/h}}", 1.0),
+        ("42", r"\boxed{42\,\text{m}^3}", 1.0),
+        ("42", r"\boxed{42^\circ}", 1.0),
+        ("42", r"\boxed{€42}", 1.0),
+        ("42", r"\boxed{42\text{ children's books}}", 1.0),
+        ("42", r"\boxed{42\text{ T-shirts}}", 1.0),
+        ("42", r"\boxed{20 + 22 \text{ km/h}}", 0.0),
         ("x + 1", "1 + x", 1.0),
         (r"\frac{1}{2} + \sqrt{2}", r"\sqrt{2} + \frac{1}{2}", 1.0),
     ],
@@ -155,6 +162,39 @@ def test_math_of_a_number_reads_whole_sentences_of_a_response_that_was_cut_off()
 def test_math_of_an_expression_takes_one_that_is_left_to_be_worked_out(where):
     """What any equal expression earns, and why a task whose question is its answer wants `number`."""
     assert score(math.score, "23 + 48", task("71", "math", json.dumps({"answer_in": where})), "stop") == 1.0
+
+
+@pytest.mark.parametrize(
+    "statement",
+    ["42 (apples)", "42 [units]", "42 - as computed", "42 – as computed", r"\$42/hour", "$42/hour", "`42`", '"42"'],
+)
+def test_math_reads_a_statement_without_the_mark_before_its_words(statement):
+    assert score(math.score, f"The answer is {statement}.", task("42", "math"), "stop") == 1.0
+
+
+@pytest.mark.parametrize(
+    ("answer", "stated", "reward"),
+    [
+        ("1<x<2", "1, 2", 0.0),
+        ("1<x<2", r"x=1 \text{ or } x=2", 0.0),
+        ("(-3,3)", r"x=-3 \text{ or } x=3", 0.0),
+        (r"x\in(1,2)", r"\{1,2\}", 0.0),
+        (r"x=1 \text{ or } x=2", "(1,2)", 0.0),
+        ("-3,3", "|x|<3", 0.0),
+        ("1<x<2", "(1,2)", 1.0),
+        ("(1,2)", "1<x<2", 1.0),
+        ("(1, 2)", "x=1, y=2", 1.0),
+    ],
+)
+def test_math_tells_an_open_interval_from_its_ends(answer, stated, reward):
+    assert score(math.score, rf"\boxed{{{stated}}}", task(answer, "math"), "stop") == reward
+
+
+def test_reasoning_gym_reads_the_last_answer_though_the_tag_is_named_before():
+    entry = reasoning_gym.create_dataset("countdown", size=1, seed=5)[0]
+    judged = task(entry["answer"], "reasoning_gym", json.dumps(entry, default=str))
+    said = f"I will write it in <answer> tags. <answer>{entry['answer']}</answer>"
+    assert score(gym.score, said, judged, "stop") == 1.0
 
 
 def test_math_on_an_answer_that_is_no_expression_fails_rather_than_scores():
