@@ -59,6 +59,7 @@ _OR_AND = r"\s*,?\s*(?:\\text\s*\{\s*,?\s*(or|and)\s*,?\s*\}|(?<![A-Za-z\\])(or|
 _WORD_JOINT = re.compile(_OR_AND % "")
 _JOINT = re.compile(_OR_AND % r"|\\(lor|vee|land|wedge)(?![A-Za-z])")
 _EITHER_SIGN = re.compile(r"\\(pm|mp)(?![A-Za-z])|\u00b1")
+_SET = re.compile(r"\s*\\\{(.*)\\\}\s*", re.DOTALL)
 _RELATION = re.compile(r"[<>]|\\(?:leq?|geq?|ne|neq|lt|gt|leqslant|geqslant)(?![A-Za-z])")
 _OR, _AND, _COMMA = "or", "and", ","
 
@@ -124,10 +125,16 @@ def variables(text: str) -> frozenset[str]:
 
 
 def _with_either_sign(text: str) -> Any:
-    r"""Returns the set of two values of a text with `\pm`, or None."""
+    r"""Returns the set of values of a text with `\pm`, two for each part of a list that has it, or None."""
     text = _EQUATION.split(text)[-1]
-    values = [_parsed(_EITHER_SIGN.sub(lambda m, o=one: o[m[1] == "mp"], text)) for one in ("+-", "-+")]
-    return None if any(not isinstance(v, sympy.Expr) for v in values) else FiniteSet(*values)
+    listed = _SET.fullmatch(text)
+    values: list[Any] = []
+    for part in elements(listed[1] if listed else text):
+        signs = ("+-", "-+") if _EITHER_SIGN.search(part) else ("",)
+        values += [_parsed(_EITHER_SIGN.sub(lambda m, o=one: o[m[1] == "mp"], part)) for one in signs]
+    if not _EITHER_SIGN.search(text) or any(not isinstance(v, sympy.Expr) for v in values):
+        return None
+    return FiniteSet(*values)
 
 
 def _parsed(text: str) -> Any:

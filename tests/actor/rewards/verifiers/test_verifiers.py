@@ -190,6 +190,22 @@ def test_math_tells_an_open_interval_from_its_ends(answer, stated, reward):
     assert score(math.score, rf"\boxed{{{stated}}}", task(answer, "math"), "stop") == reward
 
 
+@pytest.mark.parametrize(
+    ("answer", "stated", "reward"),
+    [
+        (r"\{1\pm\sqrt{5},-2\}", r"-2, 1+\sqrt5, 1-\sqrt5", 1.0),
+        (r"\{1\pm\sqrt{5},-2\}", r"-2, 1\pm\sqrt5", 1.0),
+        ("1,-1,2,-2", r"\pm 1, \pm 2", 1.0),
+        (r"0, \pm 1", "-1,0,1", 1.0),
+        ("1+2i, 1-2i, -3", r"-3, 1\pm2i", 1.0),
+        (r"\pm 1, 2", "1, 2", 0.0),
+        (r"x=\pm 2, y=3", "3", 0.0),
+    ],
+)
+def test_math_reads_both_signs_of_each_part_of_a_list(answer, stated, reward):
+    assert score(math.score, rf"\boxed{{{stated}}}", task(answer, "math"), "stop") == reward
+
+
 def test_reasoning_gym_reads_the_last_answer_though_the_tag_is_named_before():
     entry = reasoning_gym.create_dataset("countdown", size=1, seed=5)[0]
     judged = task(entry["answer"], "reasoning_gym", json.dumps(entry, default=str))
