@@ -43,16 +43,19 @@ _PRODUCT = re.compile(r"(?<=[\d)])\s*\((?=[^()]*[\d)])")
 _EQUATION = re.compile(r"(?<![\\<>!:])=")
 _NAMED_VALUE = re.compile(
     r"""\s*(?:
-    (?:\\(?:angle|triangle|overline|vec|hat|bar)\s*)?\{?\s*(?:[A-Za-z]|[A-Z]{2,4}|\\(?!frac|sqrt)[A-Za-z]+)\s*\}?
-    (?:\s*_\s*(?:\w|\{[^{}]*\}))?
-    (?:\s*(?:\^\s*\{?\s*-1\s*\}?\s*)?\((?:[\w\s,.|]|\\[A-Za-z]+)+\))?
+    (?:(?:\\(?:angle|triangle|overline|vec|hat|bar)\s*)?\{?\s*(?:[A-Za-z]|[A-Z]{2,4}|\\(?!frac|sqrt)[A-Za-z]+)\s*\}?
+      |\\text\s*\{\s*[A-Za-z][A-Za-z\s]*\})
+    (?:\s*_\s*(?:\w|\{(?:[^{}]|\\text\s*\{[^{}]*\})*\}))?
+    (?:\s*(?:\^\s*\{?\s*-1\s*\}?\s*)?\((?:[\w\s,.|=]|\\[A-Za-z]+)+\))?
+    |[A-Z]\s*\^\s*\{?\s*-1\s*\}?
+    |\[\s*[A-Z]{3,5}\s*\]
     |\|\s*[A-Z]{2}\s*\|
     |\\frac\s*\{\s*d\s*\w?\s*\}\s*\{\s*d\s*\w\s*\}
     |\(\s*[A-Za-z](?:_\w)?(?:\s*,\s*[A-Za-z](?:_\w)?)+\s*\)
     )\s*""",
     re.VERBOSE,
 )
-"""Left side of an equation that names a value: x, a_n, AB, f(x), P(A), (a, b)."""
+"""Left side of an equation that names a value: x, a_n, AB, Area, f(x), P(X = 1), A^{-1}, [ABC], (a, b)."""
 _INTERVAL = re.compile(r"\s*(?:([A-Za-z])\s*\\in(?![A-Za-z])\s*)?([(\[][^()\[\]]+,[^()\[\]]+[)\]])\s*")
 _UNION = re.compile(r"\\cup(?![A-Za-z])")
 _OR_AND = r"\s*,?\s*(?:\\text\s*\{\s*,?\s*(or|and)\s*,?\s*\}|(?<![A-Za-z\\])(or|and)(?![A-Za-z])%s)\s*"

@@ -206,6 +206,21 @@ def test_math_reads_both_signs_of_each_part_of_a_list(answer, stated, reward):
     assert score(math.score, rf"\boxed{{{stated}}}", task(answer, "math"), "stop") == reward
 
 
+@pytest.mark.parametrize(
+    ("answer", "stated"),
+    [
+        ("42", r"\text{Area} = 42"),
+        ("42", r"S_{\text{total}} = 42"),
+        ("42", "[ABC] = 42"),
+        (r"\frac{1}{3}", r"P(X=1) = \frac13"),
+        (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\mathbf{M} = \begin{pmatrix}1&2\\3&4\end{pmatrix}"),
+        (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"A^{-1} = \begin{pmatrix}1&2\\3&4\end{pmatrix}"),
+    ],
+)
+def test_math_reads_the_value_of_a_name_of_several_signs(answer, stated):
+    assert score(math.score, rf"\boxed{{{stated}}}", task(answer, "math"), "stop") == 1.0
+
+
 def test_reasoning_gym_reads_the_last_answer_though_the_tag_is_named_before():
     entry = reasoning_gym.create_dataset("countdown", size=1, seed=5)[0]
     judged = task(entry["answer"], "reasoning_gym", json.dumps(entry, default=str))
