@@ -1,5 +1,6 @@
 import contextlib
 import functools
+import math
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -261,6 +262,7 @@ class Trained:
     """A run whose groups and probes are all waited for, and what its pulse says where work begins."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("learner.heartbeat.ACTORS_CHECK_S", math.inf)  # the store has none
         self.liveness = Liveness(Liveness.create())
         self.run = run_of(num_updates=2, save_every=100)
         self.run.heartbeat = LearnerHeartbeat(mock.Mock(), threading.Event(), self.liveness, leader_lease_s=30.0)
