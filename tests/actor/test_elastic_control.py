@@ -41,15 +41,14 @@ def resizing(file, policy=None):
 def test_limits_written_meanwhile_end_the_actor_which_hands_its_groups_over(tmp_path, monkeypatch):
     async def body():
         s, file = make_setup(tmp_path, width=2), limits_file(tmp_path)
-        claimed, claim = [], s.store.claim
+        begun, sample = [], s.engine.sample
 
-        def recorded(*arguments, **fields):
-            tickets = claim(*arguments, **fields)
-            claimed.extend(t.id for t in tickets)
-            return tickets
+        async def recorded(*arguments, request_id, **fields):
+            begun.append(request_id)
+            return await sample(*arguments, request_id=request_id, **fields)
 
         with monkeypatch.context() as patch:
-            patch.setattr(s.store, "claim", recorded)
+            patch.setattr(s.engine, "sample", recorded)
             s.publish(0)
             s.put(0, 1, 2, 3)
             async with s.serving(resizing(file)) as serving:
@@ -60,7 +59,7 @@ def test_limits_written_meanwhile_end_the_actor_which_hands_its_groups_over(tmp_
                 request = await ended(serving)
                 assert isinstance(request, ResizeRequest) and "max_num_seqs=4" in str(request)
                 assert not s.running()
-        assert s.groups() == [] and claimed == ["t0", "t1"]  # and nothing new begun meanwhile
+        assert s.groups() == [] and sorted(begun) == ["t0.0", "t0.1", "t1.0", "t1.1"]  # and nothing new meanwhile
         counts = s.store.counts()
         assert (counts["open"], counts["claimed"], counts["reissued"]) == (4, 0, 0)
         first, *_ = s.store.claim("next", limit=1, lease_s=60)
