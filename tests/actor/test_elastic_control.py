@@ -115,7 +115,7 @@ def test_full_cache_asks_for_twice_the_devices(tmp_path):
             for id_ in s.running():
                 s.engine.finish(id_)
             await until(lambda: s.engine.num_finished == 8, "they ended")
-            await s.served(s.publish(1))
+            s.publish(1)
             await until(lambda: s.actor.is_shutting_down, "it leaves for the other size")
             assert file.read() == EngineSizeOverride(max_num_seqs=8, tensor_parallel_size=2)
             request = await ended(serving)
