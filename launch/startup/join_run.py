@@ -251,13 +251,14 @@ def _open(url: str, run: str, config: Config) -> SqlStore:
 def check_announced(store: ActorStore, fetcher: SnapshotFetcher, publish: PublishConfig) -> None:
     """Checks the announced weights, if any, before an engine is started for them.
 
-    Weights without a source, of a run that has one by its config, are those from before the learner's restart.
+    Not checked are weights of an earlier incarnation, which the restarted learner replaces, and weights without a
+    source of a run that has one by its config.
 
     Raises:
       ValueError: this actor could never serve them. The token, tokenizer or model differs, or no source is reachable.
     """
     announcement = store.announced()
-    if announcement is None:
+    if announcement is None or announcement.manifest.version.incarnation < store.incarnation():
         return
     if not announcement.all_sources:
         if publish.leaves_the_machine:

@@ -359,7 +359,7 @@ class Publisher:
                     self._announcer.announce(manifest, sources)
         if self._agreement.count > 1:
             of_hosts = self._agreement.there(sources)
-            if any(of_hosts) or not self._upload_queues:
+            if all(of_hosts) or not self._upload_queues:  # with a host missing, actors wait for the bucket's copy
                 self._announcer.announce(manifest, (), host_sources=tuple(of_hosts) if any(of_hosts) else ())
         elif not sources and not self._upload_queues:
             self._announcer.announce(manifest, sources)

@@ -63,6 +63,8 @@ class SharedStore:
         """Incarnation that this process leads as; None if it is not the leader, so that its writes are not guarded."""
         self._led_after_seq = 0
         """Last group when this process became leader. Older groups may be in an earlier learner's bucket."""
+        self._last_read: tuple[str, Announcement] | None = None
+        """Announcement that this process read last, and the call that made it."""
 
     def mark(self) -> Mark:
         """Returns the current change counts. Take it before reading, so that `wait` misses no change after the read."""
@@ -126,9 +128,22 @@ class SharedStore:
         return self._read("SELECT {now} WHERE :run <> ''")[0][0]
 
     def announced(self) -> Announcement | None:
-        """Returns the latest announcement; None before the first."""
-        rows = self._read("SELECT payload FROM announcements WHERE run = :run")
-        return self._decode(Announcement, rows[0][0]) if rows else None
+        """Returns the latest announcement; None before the first. Its payload is sent and decoded once per process."""
+        last = self._last_read
+        rows = self._read(
+            "SELECT call, CASE WHEN call <> :known THEN payload END FROM announcements WHERE run = :run",
+            known=last[0] if last else "",
+        )
+        if not rows:
+            return None
+        call, payload = rows[0]
+        if last is None or payload is not None:
+            last = self._last_read = call, self._decode(Announcement, payload)
+        return last[1]
+
+    def incarnation(self) -> int:
+        """Returns the incarnation of the run's current or last learner; -1 before the first."""
+        return next((row[0] for row in self._read("SELECT incarnation FROM runs WHERE run = :run")), -1)
 
     def fenced(self, actor: str) -> str | None:
         """Returns the reason why an actor is fenced; None if it is not fenced."""

@@ -25,6 +25,13 @@ def test_version_announced_again_is_found_in_more_places(store):
         assert store.announced().sources == sources
 
 
+def test_announcement_is_decoded_again_only_after_it_changed(store):
+    for step in (4, 5):
+        store.announce(make_announcement(step=step))
+        first = store.announced()
+        assert first.manifest.version.step == step and store.announced() is first
+
+
 def test_card_and_its_files_come_back_as_they_were_put(store):
     assert store.run_card() is None
     contents = [b"{}", b"\0" * 3_000_000]

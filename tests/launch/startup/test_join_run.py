@@ -207,6 +207,15 @@ def test_weights_from_before_the_learner_was_restarted_with_a_server_are_no_reas
         pass
 
 
+def test_weights_of_the_token_before_the_learner_was_restarted_are_no_reason_to_refuse(place):
+    place.put_run_card()
+    place.announce(token=OTHER)
+    for _ in range(2):  # incarnations 0 and 1
+        place.store.acquire_leadership("learner", lease_s=60)
+    with place.join():
+        pass
+
+
 @pytest.mark.parametrize("source", ["https://learner.example:1/v", "s3://bucket/v", "https://127.0.0.1.example/v"])
 def test_run_with_weights_elsewhere_is_refused_without_its_token(place, monkeypatch, source):
     monkeypatch.delenv("SLUICE_TOKEN")

@@ -17,7 +17,7 @@ from bridge.snapshots.bucket import SnapshotBucket, place_of_run, read_bucket_ma
 from bridge.snapshots.snapshot_format import SnapshotError, latest
 from bridge.snapshots.snapshot_writer import SnapshotWriter
 from bridge.snapshots.verified_copy import map_tensors
-from bridge.weight_types import Announcement
+from bridge.weight_types import Announcement, WeightManifest
 from configs.sections import PublishConfig
 from learner.publish import publisher as publishing
 from learner.publish.destinations import BucketDestination, Destination
@@ -54,7 +54,7 @@ class Writer(SnapshotWriter):
 class Learner:
     """A publisher a host, over one model that all hold whole: each writes a third of the rows."""
 
-    def __init__(self, folder: Path, *, when_late: Any = "wait", **given: Any) -> None:
+    def __init__(self, folder: Path, *, when_late: Any = "wait", has_bucket: bool = False, **given: Any) -> None:
         self.folder, self.told = folder / "weights", []
         config = PublishConfig(when="every", when_late=when_late)
         self.hosts = ThreadHosts.of(COUNT)
@@ -63,10 +63,18 @@ class Learner:
         for host, writer in zip(self.hosts, self.writers, strict=True):
             announce = self.told.append if host.is_leader else None
             options = given | {"hosts": host, "announce": announce, "incarnation": 2, "dtype": "float32"}
-            destination = Destination(name="server", put=lambda m, i=host.index: (f"https://host-{i}/{m.version}",))
-            made = Publisher(writer, MODEL.param_names, config, destinations=[destination], **options)
+            server = Destination(name="server", put=lambda m, i=host.index: self.serve(i, m))
+            bucket = Destination(name="bucket", put=lambda m: (f"s3://bucket/{m.version}",), is_slow=True)
+            destinations = [server, bucket] if has_bucket and host.is_leader else [server]
+            made = Publisher(writer, MODEL.param_names, config, destinations=destinations, **options)
             made._share = one_of_three(host.index)
             self.publishers.append(made)
+
+        self.down: set[int] = set()
+        """Hosts whose server refuses versions."""
+
+    def serve(self, host: int, manifest: WeightManifest) -> tuple[str, ...]:
+        return () if host in self.down else (f"https://host-{host}/{manifest.version}",)
 
     def each(self, call) -> None:
         """The same call at every host, at once."""
@@ -163,6 +171,15 @@ def test_version_goes_out_with_all_pieces_and_where_each_lies(learner):
     sizes = [piece.file.num_bytes for piece in told.manifest.shards]
     assert max(sizes) < 0.5 * told.manifest.num_bytes
     assert {p.announced_version for p in learner.publishers} == {Version(incarnation=2, step=2)}
+
+
+def test_version_that_a_host_does_not_serve_is_told_once_it_is_in_the_bucket(tmp_path, quick):
+    learner = Learner(tmp_path, has_bucket=True)
+    learner.down = {1}
+    learner.publish(1)
+    learner.finish()
+    assert [a.sources for a in learner.told] == [("s3://bucket/2:1",)]
+    learner.close()
 
 
 def test_host_that_fails_once_holds_all_up_and_is_counted_and_then_it_goes_out(learner):
