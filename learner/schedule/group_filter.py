@@ -338,7 +338,10 @@ class TrainingOrder(Generic[G]):
         if not self._chosen:
             left_in_round, left_in_update = self._planner.num_left_in_round, self._planner.num_left_in_update
             least, most = (left_in_round, left_in_round) if self._by_round else (1, left_in_update)
-            self._taken += self._take(most - len(self._taken))
+            while taken := self._take(most - len(self._taken)):  # which may fence an actor, and so call `remove`
+                self._taken += taken
+                if not self._by_round:
+                    break  # the caller consumes these before the next `take`
             if len(self._taken) < least:
                 return []
             self._chosen, self._taken = self._taken, []

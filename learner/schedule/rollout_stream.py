@@ -116,7 +116,7 @@ class RolloutStream:
             ticket_store=self._tickets,
             has_signal=self._has_signal,
             check=self._check,
-            on_filtered=self._observe,
+            on_filtered=lambda group: self.prompts.observe(*self._outcome(group)),
             restores=store.restores(),
             fenced_actors=store.fenced_actors(),
             step=step,
@@ -144,8 +144,13 @@ class RolloutStream:
         self.clock = WaitingRatios()
         self.num_dropped_updates = 0
         """Full updates that were discarded because a fresh batch was needed (`drop_update`)."""
+        self.has_fenced_groups = False
+        """True if a group of the update in progress is from an actor that was fenced since, also if it is re-admitted.
+        """
         self._actors_in_update: dict[str, frozenset[str]] = {}
         """Actors of each group in the update in progress, by ticket."""
+        self._observed: list[tuple[str, float]] = []
+        """Source and mean reward of each group in the update in progress."""
         self._saving: dict[int, list[str]] = {}
         """Groups in each checkpoint that is not committed yet, by its step."""
 
@@ -189,7 +194,7 @@ class RolloutStream:
             self.clock.dispatched(time.monotonic(), fills_update=len(groups) == self.planner.num_left_in_update)
             self._actors_in_update |= {g.ticket_id: g.actors for g in groups}
             for group in groups:
-                self._observe(group)
+                self._observed.append(self._outcome(group))
                 self._frontier_width.observe(group)
                 self._on_group(group)
             yield from consume(self._config, self.planner, self._tally, self._shape, groups, self._pick, self.routing)
@@ -220,8 +225,10 @@ class RolloutStream:
             self._timeline.took(what, start, end)
 
     def end_update(self) -> None:
-        """Records that the full update was made: the learner's step advances."""
-        self._actors_in_update = {}
+        """Records that the full update was made: the learner's step advances, and the prompts learn its rewards."""
+        for source, reward in self._observed:
+            self.prompts.observe(source, reward)
+        self._clear_update()
         self.group_filter.step += 1
         self.group_filter.fresh_from = None
 
@@ -233,11 +240,6 @@ class RolloutStream:
         """Returns the groups of the update just made that are kept as text."""
         return self._pick.take()
 
-    @property
-    def has_fenced_groups(self) -> bool:
-        """True if a group of the update in progress is from an actor that is fenced."""
-        return not self.fenced_actors.isdisjoint(a for actors in self._actors_in_update.values() for a in actors)
-
     def drop_update(self, *, needs_fresh: bool = True) -> None:
         """Discards the full update and reissues its tickets.
 
@@ -247,7 +249,7 @@ class RolloutStream:
         ids = [t.id for t in self.planner.reopen_update()]
         self._tally.clear()
         self._pick.clear()
-        self._actors_in_update = {}
+        self._clear_update()
         self._queue.take_back(ids)
         self.group_filter.dropped["off_policy" if needs_fresh else "fenced"] += len(ids)
         if needs_fresh:
@@ -278,6 +280,7 @@ class RolloutStream:
         """
         logging.error("actor fenced actor=%s reason=%s", actor, reason)
         self._timeline.instant("fence", actor=actor, off=off_nats)
+        self.has_fenced_groups |= any(actor in actors for actors in self._actors_in_update.values())
         taken = self._queue.remove(actor)
         trained = [id_ for id_ in self._queue.get_state()["unacknowledged"] if id_ not in self._actors_in_update]
         self._tickets.fence(actor, reason, trained=trained)
@@ -348,13 +351,16 @@ class RolloutStream:
                 logging.error("ticket replaced ticket=%s reason=%s", ticket_id, reason)
                 self.group_filter.replace_failed(ticket_id)
 
-    def _observe(self, group: Group) -> None:
-        """Reports the mean reward of a trained or filtered group to the prompts, once per group.
+    def _clear_update(self) -> None:
+        self._actors_in_update, self._observed, self.has_fenced_groups = {}, [], False
 
-        It does not report on arrival: a group that waits during a checkpoint arrives again after a restart.
+    def _outcome(self, group: Group) -> tuple[str, float]:
+        """Returns source and mean reward of a group, which the prompts learn once it is trained or filtered.
+
+        Not on its arrival: a group that waits during a checkpoint arrives again after a restart.
         """
         rewards = [r.reward for r in group.rollouts]
-        self.prompts.observe(self.planner.source(group.ticket_id), sum(rewards) / len(rewards))
+        return self.planner.source(group.ticket_id), sum(rewards) / len(rewards)
 
     def _has_signal(self, group: Group) -> bool:
         teacher = self.planner.ticket(group.ticket_id).task.teacher

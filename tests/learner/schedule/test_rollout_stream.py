@@ -1,4 +1,5 @@
 import contextlib
+import dataclasses
 import random
 from typing import Any
 
@@ -120,6 +121,23 @@ def test_group_ready_takes_what_is_there_and_does_not_wait_to_fill_the_batch(sto
 def test_one_group_over_the_batch_is_split_and_only_its_last_part_ends_the_update(store):
     learner = Learner(config_of(R=2, U=1, rows=1), store, num_tokens=8)  # 10 + 10 tokens, rows of 16
     assert flags(learner.train(2)) == [(0, False, False), (1, True, False), (0, False, False), (1, True, True)]
+
+
+def test_prompts_learn_the_rewards_of_an_update_once_it_is_made(store):
+    learner = Learner(config_of(), store)
+    next(micro for micro in learner.batches if micro.ends_update)
+    learner.stream.drop_update(needs_fresh=False)
+    assert learner.stream.prompts.observed == []
+    learner.train(2)
+    assert learner.stream.prompts.observed == [("", 0.5)] * 4
+
+
+def test_round_complete_trains_a_round_that_is_there_at_once_whatever_the_lag_bound(store):
+    config = config_of(R=4, U=1, train_start="round_complete", rows=8)
+    rounds = dataclasses.replace(config.rounds, max_lag_steps=3)
+    learner = Learner(dataclasses.replace(config, rounds=rounds), store, burst=4)
+    learner.train(4)
+    assert learner.waits == 1
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -230,6 +230,7 @@ def test_full_update_with_a_group_of_a_fenced_actor_is_filled_again(store, unit)
     learner = fill_an_update(store, unit, ("bad", "good"), "group_ready")
     assert not learner.stream.has_fenced_groups
     learner.stream.fence("bad", "its logprobs are off", 0.5)
+    learner.stream.unfence("bad")  # its next probe was right; what it sampled before is not
     assert learner.stream.has_fenced_groups
     learner.stream.drop_update(needs_fresh=False)
     assert not learner.stream.has_fenced_groups and learner.stream.num_dropped_updates == 0

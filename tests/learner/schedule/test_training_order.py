@@ -53,6 +53,17 @@ def test_each_group_is_next_as_soon_as_it_is_there_and_an_update_is_never_overfi
     assert sorted(trained) == list(range(12))
 
 
+def test_groups_of_an_actor_that_is_fenced_during_a_take_are_out_of_a_round_that_is_not_complete():
+    planner, waiting, order = world("round_complete")
+    tickets = planner.issue(step=0)
+    waiting.append(SimpleNamespace(order=0, ticket_id=tickets[0].id, actors={"bad"}))
+    assert not order.next_groups()
+    take = order._take
+    order._take = lambda limit: (order.remove("bad"), take(limit))[1]
+    waiting += [SimpleNamespace(order=t.order, ticket_id=t.id, actors={"good"}) for t in tickets]
+    assert [g.actors for g in order.next_groups()] == [{"good"}] * 2
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_a_whole_round_waits_for_its_last_group_and_is_trained_in_submission_order(seed):
     planner, waiting, order = world("round_complete")
