@@ -126,9 +126,11 @@ class Admission:
 
     @property
     def num_free(self) -> int:
-        """Requests that may start now; negative if more run than allowed."""
-        bound = self.capacity if self._part is None else min(self._part, self.capacity)
-        return bound - self.num_sequences
+        """Requests of train tickets that may start now; negative if more run than allowed."""
+        num_free = self.capacity - self.num_sequences
+        if self._part is None:
+            return num_free
+        return min(num_free, self._part - sum(s.num_left for s in self._served.values() if not _is_pinned(s.ticket)))
 
     def rebalance(self, engines: Mapping[int, int]) -> None:
         """Updates this engine's share; `engines` maps concurrent sequences per engine to the number of such engines."""
@@ -197,7 +199,9 @@ class Admission:
 
     def _has_room(self, ticket: Ticket) -> bool:
         # A group may start with too few free slots: the excess waits inside the engine, by order.
-        if _is_pinned(ticket) or self.policy != "frontier" or not self.width:
+        if _is_pinned(ticket):
+            return self.capacity > self.num_sequences
+        if self.policy != "frontier" or not self.width:
             return self.num_free > 0
         groups = {s.ticket.order for s in self._served.values() if not _is_pinned(s.ticket)}
         return ticket.order in groups or len(groups) < self.width

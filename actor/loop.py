@@ -270,7 +270,8 @@ class Actor:
     async def _claim(self) -> None:
         if self.engine.version is None or self.weights.is_blocked or not self._takes_new:
             return
-        while limit := self.admission.num_to_claim():
+        # A full engine claims nothing and only reports what it has served: others may take those groups' places.
+        while (limit := self.admission.num_to_claim()) or self.serving.has_unreported_tickets:
             try:
                 tickets = await self.holdings.claim(
                     limit=limit,

@@ -174,6 +174,11 @@ class TicketServer:
         self._outage = CircuitBreaker()
         self._lanes = TimelineRows()
 
+    @property
+    def has_unreported_tickets(self) -> bool:
+        """True if `pop_finished_tickets` has tickets that hold places of a frontier."""
+        return self.admission.policy == "frontier" and bool(self._just_served)
+
     def pop_finished_tickets(self) -> list[str]:
         """Returns tickets whose last request finished since the last call; the store removes them from the frontier."""
         served, self._just_served = self._just_served, []

@@ -44,9 +44,10 @@ class TurnReader:
           turn: sampled tokens.
           stop_token_ids: tokens that end a turn; a trailing one is removed.
         """
-        begun = self.thinking.begun_by(self._decode(context[-_MAX_CONTEXT_TOKENS:]))
-        if not begun and context.size > _MAX_CONTEXT_TOKENS:  # a longer prefill hides the message's beginning
-            begun = self.thinking.begun_by(self._decode(context))
+        end, header = self._decode(context[-_MAX_CONTEXT_TOKENS:]), self.thinking.header
+        if context.size > _MAX_CONTEXT_TOKENS and header and header not in end:  # hidden by a longer prefill
+            end = self._decode(context)
+        begun = self.thinking.begun_by(end)
         tokens = turn[:-1] if int(turn[-1]) in stop_token_ids else turn
         text = self._decode(tokens)
         parts = self.thinking.split(text, begun=begun)

@@ -5,6 +5,7 @@ Only `VllmEngine.start` imports vLLM, because vLLM reads environment variables a
 
 import asyncio
 import contextlib
+import itertools
 import pathlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 
 _CLOSE_S = 15.0
 """Time for engine processes to exit before they are killed, in seconds; torch alone needs several."""
+_LOADS = itertools.count()
+"""Numbers of weight loads in this process."""
 _FINISHES: dict[str, Finish] = {"stop": "stop", "length": "length"}
 
 
@@ -70,6 +73,8 @@ class VllmEngine:
         self._caches_prefixes = config.actor.prefix_caching
         self._has_own_weights, self._seed = has_own_weights, seed
         self._version: Version | None = None
+        self._load = next(_LOADS)
+        """Number of the load that the served weights are from."""
         self._updates = WeightUpdates(llm, config, expected=expected, counter=counter)
         self._swap_lock = asyncio.Lock()
         self._active: set[str] = set()
@@ -258,10 +263,10 @@ class VllmEngine:
         from vllm.v1.engine.exceptions import EngineDeadError as VllmDeadError
         from vllm.v1.engine.exceptions import EngineGenerateError
 
-        # Keyed by version, so that cached keys and values of older weights never serve a request made after a swap. A
-        # reset is not enough: vLLM refuses it while running requests hold blocks.
-        version = self._version if adapter is None else adapter.version
-        salt = str(version) if self._caches_prefixes else None
+        # Keyed by load, so that cached keys and values of older weights never serve a request made after a swap, also
+        # not those of a version that was loaded wrongly and then again. A reset is not enough: vLLM refuses it while
+        # running requests hold blocks.
+        salt = str(self._load if adapter is None else adapter.version) if self._caches_prefixes else None
         prompt = tokens_input(prompt_tokens.tolist(), cache_salt=salt)
         lora = None if adapter is None or self._adapters is None else self._adapters.request_of(adapter)
         output = None
@@ -291,7 +296,7 @@ class VllmEngine:
         async with self._swap_lock:
             if self._adapters is None:
                 timings = await self._updates.swap(path, manifest)
-                self._version = manifest.version
+                self._version, self._load = manifest.version, next(_LOADS)
             else:
                 try:
                     timings = await self._adapters.swap(path, manifest)

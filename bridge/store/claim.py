@@ -137,7 +137,7 @@ placed AS (
     FROM (SELECT number, "order", is_train,
         CASE WHEN "order" IN (SELECT "order" FROM in_service) THEN 0 ELSE 1 END AS is_new FROM offered) AS offers
 ),
-held AS (
+held AS MATERIALIZED (
     SELECT "order", count(*) AS num_tickets FROM tickets
     WHERE run = :run AND state = 'claimed' AND lease_expires_s > {now} AND served = 0 AND kind = 'train'
         AND actor = :actor AND :part < :no_limit

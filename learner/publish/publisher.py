@@ -266,25 +266,21 @@ class Publisher:
 
     def _put_out_all(self) -> None:
         try:
-            self._put_out_each()
+            while (job := self._begin()) is not None:
+                self._publish_version(job)
+                with self._changed:
+                    self._current = None
+                    self._changed.notify_all()
+        except BaseException as e:
+            with self._changed:
+                if self._current is not None:
+                    e.add_note(f"while version {self._current.version} was published")
+                logging.error("publish failed version=%s reason=%r", self._current and self._current.version, e)
+                self._error, self._current = self._error or e, None
+                self._changed.notify_all()
         finally:
             with contextlib.suppress(TimeoutError):
                 self._agreement.end()
-
-    def _put_out_each(self) -> None:
-        while (job := self._begin()) is not None:
-            try:
-                self._publish_version(job)
-            except BaseException as e:
-                e.add_note(f"while version {job.version} was published")
-                logging.error("publish failed version=%s reason=%r", job.version, e)
-                with self._changed:
-                    self._error, self._current = e, None
-                    self._changed.notify_all()
-                return
-            with self._changed:
-                self._current = None
-                self._changed.notify_all()
 
     def _begin(self) -> _Job | None:
         with self._changed:

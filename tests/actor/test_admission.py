@@ -181,6 +181,15 @@ def test_pinned_tickets_go_first_and_take_no_slot(policy):
     assert ids(admission.admit(V0)) == ([] if policy == "frontier" else ["t1"])
 
 
+def test_pinned_tickets_beside_a_full_window_take_the_engines_room():
+    admission = window(sequences=2, max_sequences=4)
+    admission.offer([*tickets(0, 1), *pinned(-3, -2, -1)])
+    assert ids(admission.admit(V0)) == ["t-3", "t-2", "t-1", "t0"]
+    for one in pinned(-3, -2, -1):
+        finish(admission, one)
+    assert admission.num_free == 0
+
+
 def test_pinned_tickets_on_a_full_engine_wait():
     admission = frontier(1, max_sequences=2)
     admission.offer([*tickets(0), *pinned(-3, -2, -1)])

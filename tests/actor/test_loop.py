@@ -1,11 +1,15 @@
 """The loop with a made-up engine, a real store, real snapshots and real verifier workers: what is served, when."""
 
+import asyncio
 import dataclasses
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
 
+from actor.admission import Admission
+from actor.rewards.types import Response
 from bridge import timeline
 from bridge.rollout_types import Task
 from tests.actor.fakes import until
@@ -140,6 +144,33 @@ def test_two_actors_share_the_frontier(tmp_path, monkeypatch):
             a.put(*range(8))
             await until(lambda: {len(a.running()), len(b.running())} == {4, 2}, "three groups run")
             assert a.store.counts()["open"] == 5
+
+    run(body())
+
+
+def test_full_engine_leaves_the_frontier_place_of_a_served_group_to_another_actor(tmp_path):
+    async def body():
+        s = make_setup(tmp_path, width=2)
+        s.actor.admission = s.actor.serving.admission = Admission(
+            "frontier", width=2, max_sequences=3, samples_per_group=4
+        )
+
+        async def score(response: Response, task: Task) -> Any:
+            await asyncio.Event().wait()  # no reward is ever known
+
+        s.rewards.score = score
+        s.publish(0)
+        s.put(1, 2, 3, num_samples=4)
+        async with s.serving():
+            await s.runs(*(f"t1.{i}" for i in range(4)))
+            for i in range(2):
+                s.engine.finish(f"t1.{i}")  # one place is free, and the four requests of the next group begin
+            await until(lambda: "t2.3" in s.running(), "the next group runs")
+            mark = s.store.mark()
+            for i in range(2, 4):
+                s.engine.finish(f"t1.{i}")
+            await until(lambda: s.store.mark()["tickets"] != mark["tickets"], "other actors are told")
+            assert [t.id for t in s.store.claim("actor-1", limit=1, lease_s=30, width=2)] == ["t3"]
 
     run(body())
 

@@ -58,8 +58,10 @@ def base_in(path: pathlib.Path, manifest: WeightManifest) -> Generator[tuple[Ver
             yield None
         else:
             data = mmap.mmap(fd, manifest.num_bytes, prot=mmap.PROT_READ)
-            yield version, np.frombuffer(data, np.uint8)
-            fcntl.flock(fd, fcntl.LOCK_UN)  # the map keeps a duplicate of fd
+            try:
+                yield version, np.frombuffer(data, np.uint8)
+            finally:
+                fcntl.flock(fd, fcntl.LOCK_UN)  # the map keeps a duplicate of fd
     finally:
         os.close(fd)
 

@@ -154,8 +154,12 @@ class ActorStore(GroupBucket, AnchorRows):
             ),
             changes=("tickets",),
             notify_if=self._step(
-                """SELECT 1 FROM tickets
-                WHERE run = :run AND state = 'claimed' AND lease_expires_s <= {now} AND actor <> :actor LIMIT 1""",
+                """SELECT 1 FROM tickets WHERE run = :run AND state = 'claimed' AND actor <> :actor
+                    AND lease_expires_s <= {now}
+                UNION ALL SELECT 1 FROM tickets WHERE run = :run AND state = 'claimed' AND actor = :actor
+                    AND id IN [served] AND served = 0 AND :limit = 0 LIMIT 1""",
+                served=list(served),
+                limit=limit,
                 **who,
             ),
             # A process that follows claims with more tickets can wait instead of polling.
@@ -219,11 +223,11 @@ class ActorStore(GroupBucket, AnchorRows):
         mine = "run = :run AND id = :id AND state = 'claimed' AND actor = :actor"
         self._write(
             self._step(f"{OPEN}, claim = :call WHERE {mine}", **params),
-            # The learner may have withdrawn the ticket or offered it anew since the insertion.
+            # The learner may have withdrawn the ticket or offered it anew since the insertion, and another have it now.
             self._step(
                 """DELETE FROM progress WHERE run = :run AND ticket_id = :id AND call = :call
-                AND NOT EXISTS (SELECT 1 FROM tickets WHERE run = :run AND id = :id
-                    AND (state = 'claimed' OR (state = 'open' AND claim = :call)))""",
+                AND NOT EXISTS (SELECT 1 FROM tickets
+                    WHERE run = :run AND id = :id AND state = 'open' AND claim = :call)""",
                 **params,
             ),
             before_lock=[

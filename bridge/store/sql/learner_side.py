@@ -1,10 +1,13 @@
 """Store operations of a learner: leadership, announcements, the run card and reading groups."""
 
 import contextlib
+import threading
 from collections.abc import Mapping
 
+from bridge import codec
 from bridge.store.sql.anchor_rows import AnchorRows
 from bridge.store.sql.base import check_blob, check_lease, new_request_id
+from bridge.store.sql.database import Database
 from bridge.store.sql.group_rows import BlobCollector, GroupRows
 from bridge.store.store_types import LearnerLivesError, StoredGroup
 from bridge.weight_types import Announcement, RunCard
@@ -23,10 +26,14 @@ class LearnerStore(GroupRows, AnchorRows):
     leads.
     """
 
-    _last_announced: Announcement | None = None
-    """Newest announcement of this process."""
-    _num_breaks_met = 0
-    """Number of connection breaks after which this learner has already checked for an older copy."""
+    def __init__(self, database: Database, *, run: str, max_message_bytes: int = codec.MAX_BYTES) -> None:
+        super().__init__(database, run=run, max_message_bytes=max_message_bytes)
+        self._last_announced: Announcement | None = None
+        """Newest announcement of this process."""
+        self._announcing = threading.RLock()
+        """Held while one is made: the last one that is made must be the newest."""
+        self._num_breaks_met = 0
+        """Number of connection breaks after which this learner has already checked for an older copy."""
 
     def acquire_leadership(self, owner: str, *, lease_s: float) -> int:
         """Becomes the run's only learner and returns its incarnation: the last one plus 1, or 0 for the first.
@@ -103,8 +110,8 @@ class LearnerStore(GroupRows, AnchorRows):
 
     def _announce_again(self) -> None:
         """Repeats this learner's last announcement, which an older copy of the store lacks."""
-        if self._last_announced is not None:
-            with contextlib.suppress(ValueError):  # another thread announced a newer one meanwhile
+        with self._announcing, contextlib.suppress(ValueError):  # a newer one may be of another learner
+            if self._last_announced is not None:
                 self.announce(self._last_announced)
 
     def announce(self, announcement: Announcement) -> None:
@@ -113,6 +120,10 @@ class LearnerStore(GroupRows, AnchorRows):
         Raises:
           ValueError: the version is older than the announced one.
         """
+        with self._announcing:
+            self._announce(announcement)
+
+    def _announce(self, announcement: Announcement) -> None:
         version = announcement.manifest.version
         params = {"incarnation": version.incarnation, "step": version.step, "call": new_request_id()}
         _, rows = self._write(

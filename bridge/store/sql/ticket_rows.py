@@ -12,8 +12,9 @@ NUM_TICKETS = "sum(CASE WHEN fit = '' THEN attempts ELSE 1 END)"
 """SQL for the number of tickets in rows. A row without `fit` stands for forgotten acknowledged tickets of its kind and
 counts them in `attempts`. For training tickets, its `order` is their highest. A rollback below it subtracts a
 proportional share, which is exact if each order had equally many tickets."""
-_TICKETS_PER_TRANSACTION = 256
-"""Maximum tickets whose groups one transaction deletes, so that it ends within the time limit of the run's lock."""
+_TICKETS_PER_TRANSACTION, _BYTES_PER_TRANSACTION = 256, 256 * 2**20
+"""Maximum tickets whose groups one transaction deletes, and bytes of more than one group, so that it ends within the
+time limit of the run's lock."""
 _STATES = ("open", "claimed", "done", "acknowledged", "failed")
 _FORGOTTEN = "(forgotten) "
 """Prefix of the id of a row for forgotten tickets; the kind follows."""
@@ -83,9 +84,9 @@ class Tickets(SharedStore):
         """Deletes the data of trained groups.
 
         The newest ids stay known (`KEPT_ORDERS`), so that a late copy is rejected. Older tickets are only counted: a
-        late copy of such a group raises KeyError. Uses one transaction per 256 tickets, and may be repeated.
+        late copy of such a group raises KeyError. Uses several transactions (`_slices`), and may be repeated.
         """
-        for ids in _slices(ticket_ids):
+        for ids in self._slices(ticket_ids):
             self._acknowledge(ids)
 
     def _acknowledge(self, ids: list[str]) -> None:
@@ -129,9 +130,10 @@ class Tickets(SharedStore):
         reissued.
         """
         del older_than  # a group is one ticket here
-        ids, call = list(dict.fromkeys(ticket_ids)), new_request_id()
-        if not ids:
-            return 0
+        return sum(map(self._reissue, self._slices(list(dict.fromkeys(ticket_ids)))))
+
+    def _reissue(self, ids: list[str]) -> int:
+        call = new_request_id()
         new = "run = :run AND id IN [ids] AND coalesce(offered_by, '') <> :call"
         *_, rows = self._write(
             self._step(
@@ -154,8 +156,8 @@ class Tickets(SharedStore):
         return rows[0][0]
 
     def withdraw(self, ticket_ids: Sequence[str]) -> None:
-        """Deletes tickets that are not needed any more, in any state, and their groups; 256 per transaction."""
-        for ids in _slices(ticket_ids):
+        """Deletes tickets that are not needed any more, in any state, and their groups, in several transactions."""
+        for ids in self._slices(ticket_ids):
             self._write(
                 self._step(_FORGET_GROUPS, ids=ids),
                 self._step("DELETE FROM tickets WHERE run = :run AND id IN [ids]", ids=ids),
@@ -273,19 +275,16 @@ class Tickets(SharedStore):
                 reason=reason,
             ),
             self._step(
-                f"""DELETE FROM groups WHERE run = :run
-                AND ticket_id IN (SELECT id FROM tickets WHERE run = :run AND state = 'done' AND {_SERVED})""",
-                actor=actor,
-            ),
-            self._step(
-                f"""{OPEN} WHERE run = :run AND (state IN ('claimed', 'done') AND {_SERVED} OR state = 'claimed'
-                    AND id IN (SELECT ticket_id FROM progress WHERE run = :run AND {_CONTINUED}))""",
+                f"""{OPEN} WHERE run = :run AND state = 'claimed' AND ({_SERVED}
+                    OR id IN (SELECT ticket_id FROM progress WHERE run = :run AND {_CONTINUED}))""",
                 actor=actor,
             ),
             self._step(f"DELETE FROM progress WHERE run = :run AND {_CONTINUED}", actor=actor),
             guarded=True,
             changes=("tickets",),
         )
+        done = self._read(f"SELECT id FROM tickets WHERE run = :run AND state = 'done' AND {_SERVED}", actor=actor)
+        self.reissue([id_ for (id_,) in done])
 
     def unfence(self, actor: str) -> None:
         """Lifts a fence: the actor may claim tickets and put groups again."""
@@ -303,7 +302,23 @@ class Tickets(SharedStore):
             call=call,
         )
 
-
-def _slices(ids: Sequence[str]) -> Iterator[list[str]]:
-    size = _TICKETS_PER_TRANSACTION
-    return (list(ids[i : i + size]) for i in range(0, len(ids), size))
+    def _slices(self, ids: Sequence[str]) -> Iterator[list[str]]:
+        """Yields the tickets in slices whose groups one transaction may delete."""
+        sizes: dict[str, int] = dict(
+            self._read(
+                """SELECT ticket_id, coalesce((SELECT length(payload) FROM payloads
+                    WHERE run = groups.run AND call = groups.call), 0)
+                FROM groups WHERE run = :run AND ticket_id IN [ids]""",
+                ids=list(ids),
+            )
+        )
+        taken: list[str] = []
+        num_bytes = 0
+        for id_ in ids:
+            num_bytes += sizes.get(id_, 0)
+            if taken and (len(taken) == _TICKETS_PER_TRANSACTION or num_bytes > _BYTES_PER_TRANSACTION):
+                yield taken
+                taken, num_bytes = [], sizes.get(id_, 0)
+            taken.append(id_)
+        if taken:
+            yield taken

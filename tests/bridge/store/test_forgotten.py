@@ -6,6 +6,7 @@ import pytest
 
 from bridge.store.admin import Runs
 from bridge.store.sql import ticket_rows as sql_tickets
+from bridge.store.sql.base import SharedStore
 from bridge.store.sql.database import Statement
 from tests.bridge.factories import make_group, make_ticket
 
@@ -179,3 +180,16 @@ def test_runs_count_what_was_trained_and_forgotten(store):
     inner = getattr(store, "learner", store)
     (state,) = (s for s in Runs(inner._database, place="here", names=None).all() if s.run == inner._run)
     assert state.num_trained == 30
+
+
+@pytest.mark.parametrize("call", ["withdraw", "reissue", "acknowledge"])
+def test_large_groups_are_deleted_in_transactions_of_their_own(store, monkeypatch, call):
+    monkeypatch.setattr(sql_tickets, "_BYTES_PER_TRANSACTION", 1)
+    tickets = [make_ticket(f"t{i}", order=i) for i in range(3)]
+    store.put_tickets(tickets)
+    for ticket in tickets:
+        store.put_group(make_group(ticket))
+    num_made, write = [], SharedStore._write
+    monkeypatch.setattr(SharedStore, "_write", lambda *a, **k: num_made.append(1) or write(*a, **k))
+    getattr(store, call)([t.id for t in tickets])
+    assert len(num_made) == 3 and store.counts()["done"] == 0

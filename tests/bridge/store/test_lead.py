@@ -1,10 +1,12 @@
 """One learner a run: who leads, for how long, and what an older one may still do (nothing)."""
 
 import contextlib
+import threading
 
 import pytest
 
 from bridge.heartbeat_types import Heartbeat
+from bridge.store.sql.learner_side import LearnerStore
 from bridge.store.store_types import LearnerLivesError, SupersededLearnerError
 from tests.bridge.factories import make_announcement, make_group, make_run_card, make_ticket
 
@@ -122,3 +124,22 @@ def contents(store):
 def test_who_never_led_is_not_guarded(store, second):
     second.acquire_leadership("a", lease_s=30)
     assert store.put_tickets([make_ticket("a")]) == 1
+
+
+def test_announcement_that_is_repeated_holds_up_newer_ones_until_it_is_made(store, monkeypatch):
+    store.acquire_leadership("here", lease_s=60)
+    store.announce(make_announcement())
+    were_held_up, announce = [], LearnerStore._announce
+
+    def watched(learner, announcement):
+        def attempt():
+            were_held_up.append(not learner._announcing.acquire(blocking=False))
+
+        other = threading.Thread(target=attempt)
+        other.start()
+        other.join()
+        announce(learner, announcement)
+
+    monkeypatch.setattr(LearnerStore, "_announce", watched)
+    store._announce_again()
+    assert were_held_up == [True]

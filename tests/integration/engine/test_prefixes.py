@@ -1,10 +1,16 @@
 """With prefix caching a turn of an episode costs its new tokens only, on a real vLLM engine."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from actor.environments.transcript import EpisodeRequest, EpisodeTurns
 from bridge.rollout_types import Sampling
+from bridge.snapshots.snapshot_writer import SnapshotWriter
+from tests.bridge.snapshots.whole import write_whole
+from tests.bridge.snapshots.written import KEYS, fetch
+from tests.integration.support import models
 from tests.integration.support.engines import ENGINES, Bench, for_engines
 
 pytestmark = [pytest.mark.integration, pytest.mark.engine]
@@ -66,6 +72,23 @@ def test_turn_computes_only_what_follows_the_turn_before_as_long_as_the_weights_
     # Whole blocks are kept; nothing of other weights is.
     shared = (PROMPT.size + TURN_TOKENS) // block * block
     assert counted == [(sizes[0], 0), (sizes[1], shared), (sizes[2], 0)]
+
+
+@for_engines([kind for kind in ENGINES if kind.prefix_caching])
+def test_version_that_is_loaded_again_uses_no_prefix_of_its_first_load(bench: Bench, tmp_path: Path):
+    async def body():
+        version = await bench.update()
+        await bench.sample(PROMPT, max_tokens=4)
+        again = SnapshotWriter(tmp_path / "again", **KEYS)
+        bench.weights[version] = weights = models.perturbed(models.read_weights(bench.folder), seed=99)
+        manifest = write_whole(again, version, weights, dtype=bench.config.model.served_dtype)
+        fetch(tmp_path / "again", manifest, tmp_path / "copy", **KEYS)
+        await bench.engine.swap_weights(tmp_path / "copy", manifest)
+        sample = await bench.sample(PROMPT, max_tokens=4)
+        again.remove()
+        return np.abs(sample.logprobs - bench.reference(version, PROMPT, sample)).max()
+
+    assert bench.run(body()) <= 1e-4
 
 
 @for_engines([kind for kind in ENGINES if not kind.prefix_caching][:1])

@@ -19,6 +19,7 @@ from bridge.snapshots.snapshot_writer import SnapshotWriter
 from bridge.snapshots.verified_copy import map_tensors
 from bridge.weight_types import Announcement, WeightManifest
 from configs.sections import PublishConfig
+from learner.distributed.channel import ProcessLostError
 from learner.publish import publisher as publishing
 from learner.publish.destinations import BucketDestination, Destination
 from learner.publish.publisher import Publisher
@@ -247,3 +248,15 @@ def test_bucket_has_a_version_when_all_hosts_have_put_their_pieces(learner, tmp_
         "manifest",
         *(p.file.name for p in second.shards),
     }
+
+
+def test_follower_whose_leader_says_nothing_fails_the_wait_for_its_version(tmp_path):
+    follower = ThreadHosts.of(2)[1]
+    writer = Writer(tmp_path / "weights", host=1, num_hosts=2, **KEYS)
+    options: dict[str, Any] = {"incarnation": 2, "dtype": "float32", "hosts": follower, "hosts_wait_s": 0.01}
+    made = Publisher(writer, MODEL.param_names, PublishConfig(when="every"), **options)
+    made._share = one_of_three(1)
+    made.publish(params_of(1), step=1)
+    with pytest.raises(ProcessLostError):
+        made.wait_until_published()
+    made.close()

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import fcntl
 import os
 import threading
 
@@ -10,11 +11,13 @@ import pytest
 
 from bridge import codec
 from bridge.credentials import Tls, Token
+from bridge.files import try_flock
 from bridge.rollout_types import Version
 from bridge.snapshots.bucket import SnapshotBucket
 from bridge.snapshots.remote.download import DownloadStoppedError, RetryPolicy
 from bridge.snapshots.remote.fetcher import SnapshotFetcher
 from bridge.snapshots.remote.range_server import SnapshotServer, listen, url_of
+from bridge.snapshots.remote.shard_fetch import base_in
 from bridge.snapshots.remote.shared_download import SharedDownload
 from bridge.snapshots.snapshot_format import SnapshotError, SupersededError, manifest_path, sign, version_url
 from bridge.snapshots.snapshot_writer import SnapshotWriter
@@ -274,3 +277,13 @@ def test_delta_in_an_unsigned_manifest_is_refused(learner, fetcher, tmp_path):
     forged = dataclasses.replace(second, manifest=with_piece(second.manifest, delta=None))
     with pytest.raises(SnapshotError, match="not signed"):
         fetch(fetcher, forged, b, base=a)
+
+
+def test_base_may_be_overwritten_after_a_fetch_that_failed(learner, fetcher, tmp_path):
+    a = tmp_path / "copy-0"
+    fetch(fetcher, learner.publish(1), a)
+    with pytest.raises(SnapshotError), base_in(a, learner.publish(2).manifest) as base:
+        assert base is not None
+        raise SnapshotError("superseded")
+    with open(a, "r+b") as file:
+        assert try_flock(file.fileno(), fcntl.LOCK_EX)

@@ -123,7 +123,7 @@ def test_call_that_is_made_again_does_and_answers_what_it_did_once(place, store,
     want = CALLS[call](once)
     wire.losses, wire.num_sent = list(losses), 0
     assert CALLS[call](store) == want
-    assert wire.num_sent == (len(losses) + 1 if call != "release_leadership" else 0)
+    assert wire.num_sent == {"release_leadership": 0, "fence": len(losses) + 2}.get(call, len(losses) + 1)
     assert contents(store) == contents(once)
     once.close()
 
@@ -200,3 +200,22 @@ def test_refused_group_leaves_no_payload(store):
     with pytest.raises(ValueError, match="does not fit"):
         store.put_group(make_group(TICKETS["open"], round=9))
     assert rows(store, "SELECT count(*) FROM payloads WHERE run = :run") == [(1,)]
+
+
+def test_progress_that_is_inserted_while_its_ticket_is_offered_anew_and_claimed_is_dropped(store, wire, monkeypatch):
+    real = postgres_database._execute
+
+    def meanwhile():
+        monkeypatch.setattr(postgres_database, "_execute", real)
+        store.fence("x", "why")
+        store.claim("y", limit=9, lease_s=60)
+
+    def execute(db, step):
+        if "lock_run" in step.sql:
+            meanwhile()
+        return real(db, step)
+
+    monkeypatch.setattr(postgres_database, "_execute", execute)
+    store.hand_over("x", make_progress("claimed", actors=("x",)))
+    assert "claimed" in store.leased("y")
+    assert rows(store, "SELECT count(*) FROM progress WHERE run = :run") == [(0,)]
