@@ -115,7 +115,7 @@ def _as_quantities(gold: str, stated: str) -> bool:
         if _as_expressions(gold_value, value):
             return True
     gold_number, number = math_normalize.without_percent(gold_value), math_normalize.without_percent(value)
-    if (gold_number is None) == (number is None):
+    if gold_number is None and number is None:
         return False
     return _as_expressions(gold_number or gold_value, number or value)
 
@@ -123,6 +123,7 @@ def _as_quantities(gold: str, stated: str) -> bool:
 def _as_expressions(gold: str, stated: str) -> bool:
     if {math_normalize.brackets(gold), math_normalize.brackets(stated)} == {"(", r"\{"}:
         return False  # an ordered one and an unordered one
+    gold, stated = math_expression.as_point(gold, stated), math_expression.as_point(stated, gold)
     names = math_expression.variables(gold), math_expression.variables(stated)
     if all(names) and names[0] != names[1]:
         return False  # x < 2 or x > 5 differs from y < 2 or y > 5

@@ -48,6 +48,7 @@ _NAMED_VALUE = re.compile(
     (?:\s*_\s*(?:\w|\{(?:[^{}]|\\text\s*\{[^{}]*\})*\}))?
     (?:\s*(?:\^\s*\{?\s*-1\s*\}?\s*)?\((?:[\w\s,.|=]|\\[A-Za-z]+)+\))?
     |[A-Z]\s*\^\s*\{?\s*-1\s*\}?
+    |[a-wA-W](?:\s*\+\s*[a-wA-W])+
     |\[\s*[A-Z]{3,5}\s*\]
     |\|\s*[A-Z]{2}\s*\|
     |\\frac\s*\{\s*d\s*\w?\s*\}\s*\{\s*d\s*\w\s*\}
@@ -55,7 +56,9 @@ _NAMED_VALUE = re.compile(
     )\s*""",
     re.VERBOSE,
 )
-"""Left side of an equation that names a value: x, a_n, AB, Area, f(x), P(X = 1), A^{-1}, [ABC], (a, b)."""
+"""Left side of an equation that names a value: x, a_n, AB, Area, f(x), P(X = 1), A^{-1}, m + n, [ABC], (a, b). A sum of
+x, y or z names none: x + y = 5 is a line."""
+_ASSIGNED = re.compile(r"\s*([A-Za-z])\s*=([^=]+)")
 _INTERVAL = re.compile(r"\s*(?:([A-Za-z])\s*\\in(?![A-Za-z])\s*)?([(\[][^()\[\]]+,[^()\[\]]+[)\]])\s*")
 _UNION = re.compile(r"\\cup(?![A-Za-z])")
 _OR_AND = r"\s*,?\s*(?:\\text\s*\{\s*,?\s*(or|and)\s*,?\s*\}|(?<![A-Za-z\\])(or|and)(?![A-Za-z])%s)\s*"
@@ -82,6 +85,15 @@ def as_union(text: str, other: str) -> str:
         return text
     name = rf"{found[0][1]} \in " if found[0] and found[0][1] else ""
     return name + r" \cup ".join(m[2] for m in found if m)
+
+
+def as_point(text: str, other: str) -> str:
+    """Returns equations of variables as a point, in the order of their names, if the other answer is a point."""
+    found = [_ASSIGNED.fullmatch(part) for part in elements(text)]
+    values = {m[1]: m[2].strip() for m in found if m}
+    if len(values) < max(2, len(found)) or not (other.startswith("(") and other.endswith(")")):
+        return text
+    return f"({', '.join(values[name] for name in sorted(values))})"
 
 
 def is_equation(text: str) -> bool:

@@ -22,6 +22,8 @@ _NO_UNITS = frozenset(
     )
 )
 """Words that make the text after a number part of the statement: `3 is wrong`, `5 times`."""
+_CAPITALS = ("A", "K", "N")
+"""Units whose small letters are no units."""
 _NUMBER = re.compile(r"\d|\\pi(?![A-Za-z])|\\sqrt")
 _LENGTH = {"mm": "1/1000", "cm": "1/100", "m": "1", "km": "1000", "in": "127/5000", "ft": "381/1250", "yd": "1143/1250"}
 _KNOWN: dict[str, tuple[str, Fraction]] = {
@@ -50,6 +52,7 @@ def split(text: str) -> tuple[str, str]:
         names = re.findall(r"[A-Za-z]+", words.lower())
         # One letter directly after a value is a variable; a one-letter unit is marked as text.
         is_unit = bool(names) and not _NO_UNITS.intersection(names) and re.fullmatch(r"[A-Za-z./\s^\d'’-]*", words)
+        is_unit = is_unit or words in _CAPITALS
         if is_unit and (found["text"] is not None or _is_unit(words)) and _NUMBER.search(found["value"]):
             value, unit = found["value"].strip(), words.lower() + (f"^{found['power']}" if found["power"] else "")
     if (bare := _CURRENCY.sub("", value)) != value:

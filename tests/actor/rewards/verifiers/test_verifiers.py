@@ -212,13 +212,22 @@ def test_math_reads_both_signs_of_each_part_of_a_list(answer, stated, reward):
         ("42", r"\text{Area} = 42"),
         ("42", r"S_{\text{total}} = 42"),
         ("42", "[ABC] = 42"),
+        ("42", "m + n = 42"),
+        ("x=2, y=1", "(2, 1)"),
+        ("42", r"42\text{ N}"),
+        (r"12\frac12\%", r"12.5\%"),
         (r"\frac{1}{3}", r"P(X=1) = \frac13"),
         (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\mathbf{M} = \begin{pmatrix}1&2\\3&4\end{pmatrix}"),
         (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"A^{-1} = \begin{pmatrix}1&2\\3&4\end{pmatrix}"),
     ],
 )
-def test_math_reads_the_value_of_a_name_of_several_signs(answer, stated):
+def test_math_reads_the_value_of_a_name_of_several_signs_a_point_and_a_unit(answer, stated):
     assert score(math.score, rf"\boxed{{{stated}}}", task(answer, "math"), "stop") == 1.0
+
+
+@pytest.mark.parametrize(("answer", "stated"), [("x=2, y=1", "(1, 2)"), ("x+y=5", "5"), ("42", "42N"), ("5", "5n")])
+def test_math_takes_no_point_of_another_order_no_side_of_a_line_and_no_product(answer, stated):
+    assert score(math.score, rf"\boxed{{{stated}}}", task(answer, "math"), "stop") == 0.0
 
 
 def test_reasoning_gym_reads_the_last_answer_though_the_tag_is_named_before():
