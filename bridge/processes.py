@@ -8,6 +8,8 @@ import os
 import signal
 import struct
 
+CALLER = "SLUICE_CALLER_PID"
+"""Environment variable with the process whose end stops a command gracefully."""
 _PR_SET_PDEATHSIG = 1
 
 

@@ -9,13 +9,16 @@ import dataclasses
 import json
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from bridge.files import json_lines
+from bridge.processes import CALLER
 from configs import custom_functions, overrides
 from configs.run_folder import RunFolder
 from configs.schema import Config
@@ -98,10 +101,14 @@ def train(
     """
     given = load_config(config) if isinstance(config, str) else config
     given = with_fields(given, dict(fields or {}) | ({"run.dir": os.fspath(run_dir)} if run_dir is not None else {}))
+    folder = pathlib.Path(given.run_dir)
+    summary = RunFolder(folder).summary
+    before = summary.stat().st_ino if summary.exists() else None
     with _config_file(given) as file:
         _run("launch.sft" if given.loss.is_supervised else "launch.local", [f"--config={file}"], on_output)
-    folder = pathlib.Path(given.run_dir)
-    return TrainedRun(folder, json.loads(RunFolder(folder).summary.read_text()))
+    if not summary.exists() or summary.stat().st_ino == before:  # a new file replaces it
+        raise CommandError(f"the run ended without writing {summary}: its disk may be full; start it again", 0)
+    return TrainedRun(folder, json.loads(summary.read_text()))
 
 
 def evaluate(
@@ -151,7 +158,7 @@ def report(*run_dirs: PathLike, out: PathLike | None = None) -> pathlib.Path:
 @contextlib.contextmanager
 def _config_file(config: Config) -> Iterator[str]:
     with tempfile.TemporaryDirectory() as folder:
-        file = pathlib.Path(folder) / f"{config.preset}.json"
+        file = pathlib.Path(folder) / "config.json"
         file.write_text(overrides.to_json(config))
         yield str(file)
 
@@ -160,30 +167,43 @@ def _run(module: str, arguments: Sequence[str], on_output: Callable[[str], None]
     """Runs a command, passes on its output lines, and raises CommandError if it fails.
 
     The child is in this process group, so Ctrl-C and a notebook's interrupt stop it gracefully. This call waits for its
-    end, then raises KeyboardInterrupt.
+    end, then raises KeyboardInterrupt. If this process ends otherwise, the child is asked to stop.
     """
-    error, is_interrupted = "", False
-    with subprocess.Popen(
-        [sys.executable, "-P", "-m", module, *arguments],
-        env=os.environ | {"PYTHONPATH": custom_functions.python_path(), "PYTHONUNBUFFERED": "1"},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-    ) as child:
+    error = ""
+    with (
+        _noted_interrupts() as interrupts,
+        subprocess.Popen(
+            [sys.executable, "-P", "-m", module, *arguments],
+            env=os.environ
+            | {"PYTHONPATH": custom_functions.python_path(), "PYTHONUNBUFFERED": "1", CALLER: str(os.getpid())},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        ) as child,
+    ):
         assert child.stdout is not None
-        while not child.stdout.closed:
-            try:
-                for line in child.stdout:
-                    if on_output is not None:
-                        on_output(line.rstrip("\n"))
-                    error = line.strip().removeprefix("error: ") if line.strip() else error
-                child.wait()
-                child.stdout.close()
-            except KeyboardInterrupt:
-                is_interrupted = True
-    if is_interrupted:
+        for line in child.stdout:
+            if on_output is not None:
+                on_output(line.rstrip("\n"))
+            error = line.strip().removeprefix("error: ") if line.strip() else error
+    if interrupts:
         raise KeyboardInterrupt
     if code := child.returncode:
         raise CommandError(error or f"{module} exited with code {code}", code)
+
+
+@contextlib.contextmanager
+def _noted_interrupts() -> Iterator[list[int]]:
+    """Yields the interrupts of the block, which do not raise: one that ends a read would lose what was read."""
+    interrupts: list[int] = []
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield interrupts
+        return
+    signal.signal(signal.SIGINT, lambda number, _: interrupts.append(number))
+    try:
+        yield interrupts
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)

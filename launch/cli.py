@@ -6,6 +6,7 @@ import logging as stdlib_logging
 import os
 import pathlib
 import resource
+import signal
 import sqlite3
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -13,6 +14,7 @@ from typing import NoReturn
 
 from absl import app, flags, logging
 
+from bridge.processes import CALLER, die_with_parent
 from configs import overrides
 from launch import cli_help
 from launch.terminal import outlive_readers
@@ -79,6 +81,8 @@ def run(main: Callable[[], int], *, max_arguments: int = 0) -> None:
     """
     outlive_readers()
     raise_open_files()
+    if caller := os.environ.pop(CALLER, ""):
+        die_with_parent(int(caller), signum=signal.SIGTERM)
     module = main.__module__
     shared = getattr(sys.modules[module], "SHARED_FLAGS", _SHARED_FLAGS)
     reading = functools.partial(parse, max_arguments=max_arguments, module=module, shared=shared)

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bridge import timeline
+from bridge.files import replace_file
 from configs.run_folder import RunFolder
 from configs.sections.evaluation import HELD_OUT
 from launch import cli
@@ -31,11 +32,14 @@ _RESTART = re.compile(r"-r\d+$")
 
 
 def finish(prepared: PreparedRun, ending: RunOutcome) -> dict[str, Any]:
-    """Merges the event logs, writes summary.json and prints the summary."""
+    """Writes summary.json, merges the event logs, which may be large, and prints the summary."""
     run = RunFolder(prepared.folder)
-    timeline.merge(run.events, run.trace)
     summary = summarize(prepared, ending)
-    run.summary.write_text(json.dumps(summary, indent=2) + "\n")
+    replace_file(run.summary, (json.dumps(summary, indent=2) + "\n").encode())
+    try:
+        timeline.merge(run.events, run.trace)
+    except (OSError, ValueError) as e:
+        print(f"error: cannot write the trace of the run: {cli.first_line(e)}", file=sys.stderr)
     _print(prepared, summary)
     return summary
 

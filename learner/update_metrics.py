@@ -94,7 +94,7 @@ class UpdateMetrics:
         shown = [name for name in SHOWN_OF_LAST_EPOCH if name in last]  # without a critic, not its metrics
         row = dict(metrics) | {
             **({LAST_EPOCH.format(n): last[n] for n in shown} if last is not metrics else {}),
-            "skipped_updates": last["skipped_updates"],
+            **{n: last[n] for n in ("skipped_updates", "critic/skipped_updates") if n in last},
             "skipped_in_a_row": self._num_skipped_in_a_row,
             **self._flops(metrics),
             **peak_memory(),
@@ -116,8 +116,8 @@ class UpdateMetrics:
         """Raises NotFiniteError if no optimizer step of the last `MAX_SKIPPED_IN_A_ROW` updates was applied."""
         if self._num_skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
             raise NotFiniteError(
-                f"the last {self._num_skipped_in_a_row} updates, up to step {step}, had a loss or gradient that was "
-                "not finite; the parameters are unchanged. "
+                f"the last {self._num_skipped_in_a_row} updates, up to step {step}, had a loss or gradient of the "
+                "policy or the critic that was not finite; these steps were skipped. "
                 "Usual causes: a learning rate or a ratio that grew too large (see loss, grad_norm and ratio/p99 of "
                 "the last finite steps in metrics.jsonl), input that is not finite, and updates without trained "
                 "tokens (response/truncated at 1 with prompts.truncated_responses=mask, or correction/rejected_tokens "

@@ -93,7 +93,9 @@ def place(config: Config, machine: Machine) -> Placement:
     """Assigns devices and cores to the learner and the engines; raises ValueError if there are too few devices."""
     learner = _ids(config.mesh.devices)
     if config.loss.is_supervised:
-        return Placement(learner=learner or tuple(machine.gpus[: config.mesh.num_devices]), engines=())
+        learner = learner or tuple(machine.gpus[: config.mesh.num_devices])
+        _check_mesh(config, learner)
+        return Placement(learner=learner, engines=())
     if config.actor.devices:
         groups: Sequence[tuple[str, ...]] = config.actor.device_groups
         learner = learner or _left_by_engines(config, machine.gpus)
@@ -119,6 +121,7 @@ def place(config: Config, machine: Machine) -> Placement:
             "theirs alone, since the helper uses all of its memory in turns; set actor.devices and mesh.devices"
         )
     own: Literal["", "learner"] = "learner" if config.actor.colocated else ""
+    _check_mesh(config, learner)
     return Placement(
         learner=learner,
         engines=tuple(
@@ -126,6 +129,14 @@ def place(config: Config, machine: Machine) -> Placement:
             for i, (d, c) in enumerate(zip(groups, cores, strict=True))
         ),
     )
+
+
+def _check_mesh(config: Config, learner: Sequence[str]) -> None:
+    if learner and len(learner) != config.mesh.num_devices:
+        raise ValueError(
+            f"mesh: its axes need {config.mesh.num_devices} devices, found {len(learner)} for the learner "
+            f"({', '.join(learner)}); change mesh.data, mesh.fsdp, ... or mesh.devices"
+        )
 
 
 def of_one_engine(config: Config, cpu_cores: str | None) -> Config:
@@ -162,9 +173,10 @@ def _split(
     found = learner or tuple(gpus[: config.mesh.num_devices])
     left = [d for d in gpus if d not in found]
     if len(left) >= num_engines * least:
-        size = min(len(left) // num_engines, config.actor.max_devices_per_engine)
+        most = min(len(left) // num_engines, config.actor.max_devices_per_engine)
+        size = least * 2 ** ((most // least).bit_length() - 1)  # sizes of an elastic engine double
         return found, [tuple(left[i * size : (i + 1) * size]) for i in range(num_engines)]
-    if num_engines == 1:
+    if num_engines == 1 and max(config.mesh.num_devices, least) <= len(gpus):
         # Both see all devices, which is CUDA's default. But a subset must be explicit, and so must devices that several
         # learner processes split.
         is_all = len(found) == len(gpus) and config.learner.num_processes == 1

@@ -111,7 +111,7 @@ METRICS: dict[str, str] = {
     "critic/skipped_updates": "cumulative number of optimizer steps of the critic skipped because its loss or gradient "
     "was not finite; only with a critic",
     "skipped_updates": "cumulative number of optimizer steps skipped because loss or gradient was not finite",
-    "skipped_in_a_row": "updates since the last one of which an optimizer step was applied",
+    "skipped_in_a_row": "updates since the last one with an optimizer step that neither policy nor critic skipped",
     "num_compilations": "cumulative number of compilations of accumulate and apply; 2 for a single shape, 4 with a "
     "critic",
     "memory/host_peak_gib": "peak host memory of learner process 0 since its start, in GiB",

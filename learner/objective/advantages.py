@@ -23,6 +23,8 @@ AdvantageFn = Callable[[Float64[np.ndarray, " K"], LossConfig], Float64[np.ndarr
 
 
 _ROUNDING = 4 * float(np.finfo(np.float32).eps)
+_CANCELLED = 1e-13
+"""Difference of rewards whose weighted parts cancel, as 0.1 + 0.2 - 0.3 and 0."""
 """Relative difference up to which two rewards count as equal; allows for float32 rounding in verifiers."""
 
 
@@ -95,7 +97,7 @@ def has_signal(rewards: Float64[np.ndarray, " K"]) -> bool:
 
     Rewards are sums of weighted parts, so rewards that differ only by rounding (0.1 + 0.2 and 0.3) count as equal.
     """
-    return bool(np.ptp(rewards) > _ROUNDING * np.max(np.abs(rewards)))
+    return bool(np.ptp(rewards) > max(_ROUNDING * np.max(np.abs(rewards)), _CANCELLED))
 
 
 @jaxtyped(typechecker=beartype)

@@ -144,9 +144,20 @@ def scale_by_adam(config: OptimizerConfig, mesh: Mesh | None = None) -> optax.Gr
 
 
 def scale_by_adafactor(config: OptimizerConfig, mesh: Mesh | None = None) -> optax.GradientTransformation:
-    """Returns the factored second moment, with updates clipped to a root mean square of 1 (Shazeer and Stern, 2018)."""
+    """Returns the factored second moment (Shazeer and Stern, 2018, algorithm 4).
+
+    The update of each layer's, and each expert's, matrix or vector is clipped to a root mean square of 1.
+    """
     del config, mesh
-    return optax.chain(optax.scale_by_factored_rms(), optax.clip_by_block_rms(1.0))
+
+    def clip(path: jax.tree_util.KeyPath, x: Float[Array, "*stack own"]) -> Float[Array, "*stack own"]:
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        num_stacked = 0 if "layers/" not in name else x.ndim - (1 if name.endswith(("scale", "bias")) else 2)
+        rms = jnp.sqrt(jnp.mean(x * x, tuple(range(num_stacked, x.ndim)), keepdims=True))
+        return x / jnp.maximum(1.0, rms)
+
+    clipped = optax.stateless(lambda updates, _: jax.tree_util.tree_map_with_path(clip, updates))
+    return optax.chain(optax.scale_by_factored_rms(), clipped)
 
 
 def adamw_step(

@@ -1,5 +1,6 @@
 """Python calls: what they pass to the commands, and what becomes of an error."""
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -9,8 +10,10 @@ import sys
 
 import pytest
 
+from bridge.files import replace_file
 from configs.run_folder import RunFolder
 from launch import api
+from tests.integration.support.processes import wait_until
 
 
 @pytest.fixture
@@ -22,6 +25,9 @@ def commands(monkeypatch):
         files = [pathlib.Path(a.removeprefix("--config=")) for a in arguments if a.startswith("--config=")]
         configs = [json.loads(file.read_text()) for file in files]
         started.append((module, arguments, *configs))
+        for config in configs:
+            if (summary := RunFolder(pathlib.Path(config["run"]["dir"])).summary).exists():
+                replace_file(summary, summary.read_bytes())
 
     monkeypatch.setattr(api, "_run", run)
     return started
@@ -55,6 +61,19 @@ def test_train_gives_the_command_the_whole_config_and_returns_its_summary(comman
     assert trained.model is None
     RunFolder(run).model(7).mkdir()
     assert trained.model == RunFolder(run).model(7)
+
+
+def test_train_that_wrote_no_summary_raises_though_an_earlier_start_did(monkeypatch, tmp_path):
+    monkeypatch.setattr(api, "_run", lambda *_: None)
+    RunFolder(tmp_path).summary.write_text("{}")
+    with pytest.raises(api.CommandError, match="summary.json"):
+        api.train("tiny", run_dir=tmp_path)
+
+
+def test_train_takes_any_label_of_a_config(commands, tmp_path):
+    RunFolder(tmp_path).summary.write_text("{}")
+    api.train(dataclasses.replace(api.load_config("tiny"), preset="exp/v2:a"), run_dir=tmp_path)
+    assert commands[0][2]["preset"] == "exp/v2:a"
 
 
 def test_evaluate_gives_flags_and_returns_the_results(commands, tmp_path):
@@ -127,3 +146,42 @@ def test_command_that_is_interrupted_is_waited_for(tmp_path):
         assert caller.stdout is not None and caller.stdout.readline() == "trains\n"
         os.killpg(caller.pid, signal.SIGINT)  # as Ctrl-C does
         assert caller.stdout.read() == "saved\ninterrupted\n"
+
+
+STOPS = """
+import signal
+import sys
+
+from launch import cli
+
+
+def stop(*_):
+    open("stopped", "w").close()
+    sys.exit(3)
+
+
+def main():
+    print("trains", flush=True)
+    while True:
+        signal.pause()
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, stop)
+    cli.run(main)
+"""
+
+
+def test_command_is_stopped_if_its_caller_is_killed(tmp_path):
+    (tmp_path / "stops.py").write_text(STOPS)
+    caller = subprocess.Popen(
+        [sys.executable, "-c", CALLS.replace("saves", "stops")],
+        env=os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{os.getcwd()}"},
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with caller:
+        assert caller.stdout is not None and caller.stdout.readline() == "trains\n"
+        caller.kill()
+    wait_until((tmp_path / "stopped").exists, "the command was stopped")

@@ -200,3 +200,13 @@ def test_summary_of_a_run_that_is_done_says_nothing_of_going_on(prepared, capsys
     write(prepared, ROWS)
     finalize.finish(prepared, RunOutcome.DONE)
     assert "to resume" not in capsys.readouterr().out
+
+
+def test_finish_writes_the_summary_though_the_trace_cannot_be_written(prepared, monkeypatch, capsys):
+    def merge(*_):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(finalize.timeline, "merge", merge)
+    finalize.finish(prepared, RunOutcome.DONE)
+    assert json.loads((prepared.folder / "summary.json").read_text())["outcome"] == "done"
+    assert "No space left on device" in capsys.readouterr().err

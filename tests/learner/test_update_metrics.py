@@ -87,6 +87,14 @@ def test_check_skipped_counts_the_critics_steps_too():
         books.check_skipped(7)
 
 
+def test_skipped_steps_of_policy_and_critic_are_counted_to_the_updates_end():
+    books = books_of(skipped=0)
+    for skipped in (0, 1):  # by epoch
+        books.add_epoch(of_pass(skipped_updates=skipped) | {"critic/skipped_updates": skipped}, 0.0, 1.0)
+    row = books.row(1.0)[0]
+    assert (row["skipped_updates"], row["critic/skipped_updates"]) == (1, 1)
+
+
 def test_check_skipped_after_a_restart_counts_only_what_is_new():
     books = books_of(skipped=4)
     for skipped in (4, 5, 6, 7, 8):

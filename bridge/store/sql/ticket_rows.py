@@ -267,6 +267,9 @@ class Tickets(SharedStore):
             actor=actor,
         )
         self.acknowledge([id_ for (id_,) in served])
+        done = self._read(f"SELECT id FROM tickets WHERE run = :run AND state = 'done' AND {_SERVED}", actor=actor)
+        for ids in list(self._slices([id_ for (id_,) in done]))[:-1]:  # too many for the last transaction
+            self._reissue(ids)
         self._write(
             self._step(
                 """INSERT INTO fences (run, actor, reason) VALUES (:run, :actor, :reason)
@@ -275,16 +278,19 @@ class Tickets(SharedStore):
                 reason=reason,
             ),
             self._step(
-                f"""{OPEN} WHERE run = :run AND state = 'claimed' AND ({_SERVED}
-                    OR id IN (SELECT ticket_id FROM progress WHERE run = :run AND {_CONTINUED}))""",
+                f"""DELETE FROM groups WHERE run = :run
+                AND ticket_id IN (SELECT id FROM tickets WHERE run = :run AND state = 'done' AND {_SERVED})""",
+                actor=actor,
+            ),
+            self._step(
+                f"""{OPEN} WHERE run = :run AND (state IN ('claimed', 'done') AND {_SERVED} OR state = 'claimed'
+                    AND id IN (SELECT ticket_id FROM progress WHERE run = :run AND {_CONTINUED}))""",
                 actor=actor,
             ),
             self._step(f"DELETE FROM progress WHERE run = :run AND {_CONTINUED}", actor=actor),
             guarded=True,
             changes=("tickets",),
         )
-        done = self._read(f"SELECT id FROM tickets WHERE run = :run AND state = 'done' AND {_SERVED}", actor=actor)
-        self.reissue([id_ for (id_,) in done])
 
     def unfence(self, actor: str) -> None:
         """Lifts a fence: the actor may claim tickets and put groups again."""

@@ -34,7 +34,9 @@ def render(deployment: Deployment) -> dict[str, str]:
     if deployment.settings.one_node:
         header = _header(deployment, f"{run}-node", deployment.learner, deployment.learner_grace_s)
         return files | {"node.sbatch": header + _script("node"), "submit.sh": _submit(["sbatch node.sbatch"])}
-    nodes = [f"nodes={deployment.learner.count}", "ntasks-per-node=1", *deployment.settings.learner_options]
+    # A run has one learner. A job that is submitted again waits for the first: failing, it would end the run's actors.
+    nodes = [f"nodes={deployment.learner.count}", "ntasks-per-node=1", "dependency=singleton"]
+    nodes += deployment.settings.learner_options
     learner = _header(deployment, f"{run}-learner", deployment.learner, deployment.learner_grace_s, nodes)
     array = [f"array=0-{deployment.num_actors - 1}", "nodes=1", "ntasks=1", *deployment.settings.actor_options]
     actors = _header(deployment, f"{run}-actors", deployment.actor, deployment.actor_grace_s, array)

@@ -23,6 +23,7 @@ from bridge.store.sqlite_database import LOOK_S
 from configs.run_folder import snapshot_folder
 from launch import cli
 from launch.startup import prepare_run
+from launch.supervision.placement import VISIBLE, Machine, place
 from launch.tools.out_file import check_out_file, write_out_file
 from launch.tools.profile_machine.measure_engine import PROMPT_TOKENS
 from launch.tools.profile_machine.measure_store import is_server, put_store, store_profile
@@ -96,7 +97,7 @@ def main() -> int:
         print(f"  engine of {size} devices, KV cache of {engine['kv_capacity_tokens']} tokens")
         for running, rate in zip(engine["running"], engine["tokens_per_s"], strict=True):
             print(f"  {running:4d} sequences  {rate:9.0f} tokens/s")
-    print(f"  training     {1 / profile['learner']['seconds_per_token']:9.0f} tokens/s")
+    print(f"  training     {1 / profile['learner']['seconds_per_token']:9.0f} tokens/s per device")
     return 0
 
 
@@ -146,7 +147,8 @@ def measure(
     own = config.actor.tensor_parallel_size
     num_tokens = max(8, min(_LONGEST_TOKENS, config.model.max_tokens - PROMPT_TOKENS))
     decoding = {"num_tokens": num_tokens, "context_tokens": context_tokens or config.model.max_tokens // 2}
-    with _worker(prepared, logs, "learner", own) as learner:
+    placement = place(config, Machine.here())
+    with _worker(prepared, logs, "learner", own, devices=placement.learner) as learner:
         with _worker(prepared, logs, "engine", own) as engine:
             for side, other in ((learner, engine), (engine, learner)):
                 wait_for(side, other, deadline_s=_START_S)
@@ -162,6 +164,7 @@ def measure(
             profile = {
                 "engine": _ask(engine, learner, "decoding", **decoding),
                 "chips_per_engine": own,
+                "num_learner_chips": config.mesh.num_devices,
                 "response_tokens": {"kind": "groups", "groups": lengths["groups"]},
                 "prompt_tokens": {"kind": "groups", "groups": [[len(p)] for p in problems["prompts"]]},
                 "learner": _ask(learner, engine, "training"),
@@ -181,10 +184,14 @@ def measure(
 
 
 @contextlib.contextmanager
-def _worker(prepared: prepare_run.PreparedRun, logs: pathlib.Path, role: str, size: int) -> Iterator[RpcProcess]:
-    """Yields a worker process, which is closed after any error."""
+def _worker(
+    prepared: prepare_run.PreparedRun, logs: pathlib.Path, role: str, size: int, devices: Sequence[str] = ()
+) -> Iterator[RpcProcess]:
+    """Yields a worker process, which is closed after any error; it sees all devices if none are given."""
     arguments = [role, str(prepared.folder), str(size)]
-    child = RpcProcess("launch.tools.profile_machine.profile_worker", arguments, logs / f"{role}-{size}.log")
+    env = {VISIBLE: ",".join(devices)} if devices else {}
+    module = "launch.tools.profile_machine.profile_worker"
+    child = RpcProcess(module, arguments, logs / f"{role}-{size}.log", env=env)
     with contextlib.closing(child):
         yield child
 

@@ -66,7 +66,7 @@ def profile_learner(
     apply()
     num_tokens = config.packing.rows * config.packing.row_tokens
     profile = {
-        "seconds_per_token": _median_s(accumulate) / num_tokens,
+        "seconds_per_token": config.mesh.num_devices * _median_s(accumulate) / num_tokens,  # chip-seconds
         "micro_batch_s": _median_s(
             lambda: jax.block_until_ready(steps.put(full_micro_batch(config, steps.routing).batch))
         ),

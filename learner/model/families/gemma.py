@@ -79,6 +79,8 @@ def _read_two_ropes(raw: Raw) -> Rope:
     scalings = {kind: read_scaling(homes[kind], rope, raw) for kind, rope in ropes.items()}
     if scalings[_LOCAL] is not None:
         refuse(homes[_LOCAL], both[_LOCAL], "rope_type 'default' (local layers are not scaled)")
+    if (scaling := scalings[_GLOBAL]) is not None and scaling.kind == "yarn" and not scaling.truncate:
+        refuse(f"{homes[_GLOBAL]}.truncate", False, "true or absent (transformers ignores it in a layer type's object)")
     thetas = {kind: need(rope, "rope_theta", float) for kind, rope in ropes.items()}
     return Rope(thetas[_GLOBAL], scalings[_GLOBAL], thetas[_LOCAL])
 

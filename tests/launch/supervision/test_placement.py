@@ -53,6 +53,15 @@ def placed(num_gpus: int, *, mesh: MeshConfig = MESH, num_cores: int = 4, **acto
             "0,1,2,3",
             ["4,5", "6,7"],
         ),
+        # An elastic engine's sizes double.
+        (
+            8,
+            dict(
+                mesh=MeshConfig(fsdp=2), num_engines=2, tensor_parallel_size=1, elastic=True, max_tensor_parallel_size=4
+            ),
+            "0,1",
+            ["2,3", "4,5"],
+        ),
         (8, dict(mesh=MeshConfig(devices="6,7", fsdp=2), num_engines=3), "6,7", ["0", "1", "2"]),
         # What is said is done, and the learner gets the first of the others.
         (8, dict(devices="2;3;4,5", num_engines=3, elastic=True, max_tensor_parallel_size=2), "0", ["2", "3", "4,5"]),
@@ -125,6 +134,20 @@ def test_place_too_few_devices_are_refused_in_one_line():
     with pytest.raises(ValueError, match="num_engines=3: expected 6 devices .*learner's 2, got 4") as e:
         placed(4, mesh=MeshConfig(fsdp=2), num_engines=3, tensor_parallel_size=2)
     assert "\n" not in str(e.value)
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "mesh", "actor", "said"),
+    [
+        (4, MeshConfig(tensor=8), {}, "expected 1 devices .*learner's 4, got 4"),
+        (4, MeshConfig(fsdp=4, devices="0,1"), {}, "need 4 devices, found 2"),
+        (4, MeshConfig(devices="0,1"), {}, "need 1 devices, found 2"),
+        (2, MeshConfig(), dict(tensor_parallel_size=4), "expected 4 devices"),
+    ],
+)
+def test_mesh_or_engine_that_the_devices_do_not_fit_is_refused(num_gpus, mesh, actor, said):
+    with pytest.raises(ValueError, match=said):
+        placed(num_gpus, mesh=mesh, **actor)
 
 
 @pytest.mark.parametrize(

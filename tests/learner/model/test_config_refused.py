@@ -79,6 +79,11 @@ from tests.learner.model.published import (
         (GEMMA3, {"sliding_window_pattern": 0}, "sliding_window_pattern: expected .*got 0"),
         (GEMMA3, {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar: expected a positive.*got 0.0"),
         (GEMMA3, {"architectures": ["Gemma3ForConditionalGeneration"]}, "architectures: expected "),
+        (
+            without(GEMMA3, "rope_scaling", "rope_theta", "rope_local_base_freq"),
+            {"rope_parameters": {"full_attention": YARN | {"truncate": False}}},
+            "full_attention.truncate: expected true or absent",
+        ),
         (GEMMA3, {"rope_parameters": NESTED}, "rope_scaling: expected absent, because rope_parameters"),
         (
             without(GEMMA3, "rope_theta", "rope_local_base_freq", "rope_scaling"),

@@ -69,6 +69,7 @@ def test_has_signal_one_different_reward_is_signal():
     [
         [0.1 + 0.2, 0.3, 0.3],
         [0.7 * 0.1 + 0.2, 0.27, 0.27],
+        [0.1 + 0.2 - 0.3, 0.0, 0.0],
         np.array([np.float32(0.1) + np.float32(0.2), np.float32(0.3)], np.float64),
         [-1e6, -1e6 * (1 + 1e-15)],
     ],

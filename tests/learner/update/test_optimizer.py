@@ -8,7 +8,7 @@ import pytest
 
 from configs.sections import OptimizerConfig
 from configs.sections.model import OPTIMIZERS
-from learner.update.optimizer import decay_mask, learning_rate, make_optimizer
+from learner.update.optimizer import decay_mask, learning_rate, make_optimizer, scale_by_adafactor
 from tests.learner.streams import NumpyAdamW
 
 
@@ -67,6 +67,25 @@ def test_make_optimizer_matches_adamw_by_the_book(scale):
         want = oracle.update(want, grads, rate)
         for k in params:
             np.testing.assert_allclose(got[k], want[k], rtol=1e-4, atol=1e-5)
+
+
+def test_adafactor_clips_the_update_of_each_layer_alone():
+    rng = np.random.default_rng(0)
+    grads = rng.normal(size=(2, 4, 128, 128)).astype(np.float32)
+    grads[1, 1, 1] *= 50  # one matrix jumps
+    stacked: Any = {"layers": {"q_proj": {"kernel": grads[0]}, "input_norm": {"scale": grads[0, :, 0]}}}
+    after: Any = {"layers": {"q_proj": {"kernel": grads[1]}, "input_norm": {"scale": grads[1, :, 0]}}}
+    optimizer = scale_by_adafactor(OptimizerConfig(name="adafactor"))
+    _, state = optimizer.update(stacked, optimizer.init(stacked), stacked)
+    found: Any = optimizer.update(after, state, after)[0]
+    updates = found["layers"]
+    for i in range(4):
+        one = {"kernel": grads[0, i]}
+        _, state = optimizer.update(one, optimizer.init(one), one)
+        want: Any = optimizer.update({"kernel": grads[1, i]}, state, one)[0]
+        np.testing.assert_allclose(updates["q_proj"]["kernel"][i], want["kernel"], rtol=1e-4)
+    rms = np.sqrt((np.asarray(updates["input_norm"]["scale"]) ** 2).mean(1))
+    assert rms.max() <= 1 + 1e-5
 
 
 @pytest.mark.heavy

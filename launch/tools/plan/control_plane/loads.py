@@ -284,7 +284,9 @@ class Workload:
     """Submissions per group: 1, or one per response (admission.unit=sample)."""
     prompt_tokens: float
     response_tokens: float
-    """Tokens per response."""
+    """Sampled tokens per response, of all its turns."""
+    observed_tokens: float
+    """Tokens of an environment per response."""
     context_tokens: float
     """Mean tokens of a running sequence in the cache: its prompt and its partial response."""
 
@@ -292,21 +294,26 @@ class Workload:
     def of(cls, config: Config, profile: Profile) -> "Workload":
         """Derives the workload of a run."""
         rounds = config.rounds
-        prompt, mean, square = _moments(profile.response_tokens, profile.prompt_tokens, rounds.samples_per_group)
+        num_samples, num_turns, observation = rounds.samples_per_group, 1.0, 0
+        prompt, mean, square = _moments(profile.response_tokens, profile.prompt_tokens, num_samples)
+        if (episodes := profile.episodes) is not None:
+            num_turns = _moments(episodes.num_turns, profile.prompt_tokens, num_samples)[1]
+            observation = episodes.observation_tokens
         return cls(
-            num_samples=rounds.samples_per_group,
+            num_samples=num_samples,
             num_requests=rounds.requests_per_group,
-            puts_per_group=rounds.samples_per_group if config.admission.unit == "sample" else 1,
+            puts_per_group=num_samples if config.admission.unit == "sample" else 1,
             prompt_tokens=prompt,
-            response_tokens=mean,
-            # At a random moment long responses are more frequent, and are half done on average.
-            context_tokens=prompt + square / mean / 2,
+            response_tokens=num_turns * mean,
+            observed_tokens=(num_turns - 1) * observation,
+            # At a random moment long responses are more frequent, half done on average, and after half of the turns.
+            context_tokens=prompt + (num_turns - 1) / 2 * (mean + observation) + square / mean / 2,
         )
 
     @property
     def group_tokens(self) -> float:
-        """Prompt and response tokens of all K samples, as trained."""
-        return self.num_samples * (self.prompt_tokens + self.response_tokens)
+        """Prompt, response and observed tokens of all K samples, as trained."""
+        return self.num_samples * (self.prompt_tokens + self.response_tokens + self.observed_tokens)
 
     @property
     def group_bytes(self) -> float:
@@ -314,7 +321,7 @@ class Workload:
         return group_bytes(
             num_samples=self.num_samples,
             prompt_tokens=self.prompt_tokens,
-            response_tokens=self.num_samples * self.response_tokens,
+            response_tokens=self.num_samples * (self.response_tokens + self.observed_tokens),
         )
 
 

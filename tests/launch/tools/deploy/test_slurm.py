@@ -51,6 +51,7 @@ def test_headers_ask_for_whole_hosts_for_the_learner_and_an_array_of_actors():
     assert (learner["nodes"], learner["ntasks-per-node"], learner["gpus-per-node"]) == ("2", "1", "8")
     assert (actors["array"], actors["nodes"], actors["gpus-per-node"]) == ("0-7", "1", "2")
     assert "requeue" in learner and "requeue" in actors
+    assert learner["dependency"] == "singleton" and "dependency" not in actors
     told_s = {role: int(h["signal"].removeprefix("B:USR1@")) for role, h in (("learner", learner), ("actor", actors))}
     assert told_s["learner"] > gpus_alone("slurm").learner_grace_s
     assert told_s["actor"] > gpus_alone("slurm").actor_grace_s

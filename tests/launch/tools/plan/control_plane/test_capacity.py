@@ -11,6 +11,7 @@ from launch.tools.plan.control_plane import capacity
 from launch.tools.plan.control_plane.capacity import bottleneck, generate_groups_per_s, train_groups_per_s
 from launch.tools.plan.control_plane.loads import Workload
 from launch.tools.plan.profile import EngineProfile, LearnerProfile
+from launch.tools.plan.workload import EpisodeProfile, LatencyProfile
 from tests.launch.tools.plan.control_plane.setup import cluster_of, network, part_of, served, store
 from tests.launch.tools.plan.setup import by_rounds, by_window, lengths, profile_of, publishing
 
@@ -178,3 +179,11 @@ def test_lengths_are_means_over_many_problems():
     work = Workload.of(config, profile_of(response_tokens=lengths(10, 30), prompt_tokens=lengths(7)))
     assert work.response_tokens == pytest.approx(20, abs=1) and work.prompt_tokens == 7
     assert work.context_tokens == pytest.approx(7 + (100 + 900) / 2 / 20 / 2, abs=0.5)
+
+
+def test_episodes_have_the_tokens_of_all_their_turns():
+    episodes = EpisodeProfile(num_turns=lengths(3), step_s=LatencyProfile(mean_s=0.1), observation_tokens=5)
+    profile = dataclasses.replace(profile_of(response_tokens=lengths(10), prompt_tokens=lengths(7)), episodes=episodes)
+    work = Workload.of(by_rounds(K=4), profile)
+    assert (work.response_tokens, work.observed_tokens, work.group_tokens) == (30, 10, 4 * (7 + 30 + 10))
+    assert work.context_tokens == 7 + (0 + 15 + 30) / 3 + 10 / 2  # by turn: what was before it, and half of it
