@@ -13,7 +13,7 @@ from actor.rewards.verifier_pool import TIMES_CASES, HangError, VerifierError, V
 from actor.rewards.verifiers.judge import Judge, JudgeCounts
 from bridge.rollout_types import RewardPart, RewardScore, Task
 from configs import custom_functions
-from configs.sections.prompts import Truncated
+from configs.sections.prompts import READS_ANSWERS, Truncated
 
 MAX_OWN_RUNS = 2**14
 """Maximum tasks for which the reference run is remembered."""
@@ -135,7 +135,7 @@ class RewardScorer:
                 logging.warning(
                     "verifier timed out on this response only, scored 0 verifier=%s answer=%r", name, task.answer
                 )
-                return Score(value=0.0, verdict="hang")
+                return Score(value=0.0, verdict="hang", answer="" if name in READS_ANSWERS else None)
         if anchors is None:
             return score
         is_within = sum(score.case_s) < self._pool.settings.max_answer_s

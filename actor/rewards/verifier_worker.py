@@ -23,6 +23,7 @@ from actor.sandbox.program import SandboxError, SandboxUnavailableError
 from bridge import processes
 from bridge.rollout_types import Task
 from configs import custom_functions
+from configs.sections.prompts import READS_ANSWERS
 
 MAX_MESSAGE_BYTES = 64 * 2**20
 MAX_MEMORY_BYTES = 4 * 2**30
@@ -165,7 +166,7 @@ def _scored(score: Verifier, name: str, response: Response, task: Task, context:
         logging.log_every_n_seconds(
             logging.WARNING, "verifier raised on this response only, scored 0 verifier=%s problem=%r", 60, name, str(e)
         )
-        return Score(value=0.0, verdict="wrong")
+        return Score(value=0.0, verdict="wrong", answer="" if name in READS_ANSWERS else None)
 
 
 if __name__ == "__main__":

@@ -82,6 +82,8 @@ class ControlTokens:
     """Ends of sequences, and tokens that the chat template writes around messages; escaped in every message."""
     special: frozenset[str]
     """All special tokens of the tokenizer. Assistant messages keep them as tokens, for example thinking marks."""
+    ends: frozenset[str] = frozenset()
+    """Ends of sequences alone."""
 
     def as_text(self, messages: Iterable[Mapping[str, T]]) -> list[dict[str, T]]:
         """Returns the messages with a `BREAK` in each control token that their texts spell."""
@@ -89,6 +91,11 @@ class ControlTokens:
             {k: v if k == "role" else self._broken(v, is_assistant=m.get("role") == "assistant") for k, v in m.items()}
             for m in messages
         ]
+
+    def response_as_text(self, response: str) -> str:
+        """Returns a response in the model's own format with a `BREAK` in each end of a sequence."""
+        pattern = _pattern(self.ends, frozenset())
+        return response if pattern is None else _break(response, pattern)
 
     def values_as_text(self, value: T) -> T:
         """Returns a text, or all texts in lists and objects, with a `BREAK` in each control token."""
@@ -110,13 +117,19 @@ def control_tokens(
       ends: ids that end a sequence.
     """
     added = tokenizer.get_added_tokens_decoder()
-    of_turns = {added[i].content for i in ends if i in added}
+    ending = frozenset(added[i].content for i in ends if i in added)
+    of_turns = set(ending)
     if chat is not None:
         names = {t.content for t in added.values()}
         of_turns |= names & set(chat.special_tokens.values())
         written = {added[i].content for i in encode(tokenizer, _turns(chat)) if i in added}
         of_turns |= {text for text in written if not _THINKING.fullmatch(text)}
-    return ControlTokens(frozenset(of_turns), frozenset(t.content for t in added.values() if t.special))
+    return ControlTokens(frozenset(of_turns), frozenset(t.content for t in added.values() if t.special), ending)
+
+
+def is_thinking(text: str) -> bool:
+    """Returns True if a text is marks of thinking with nothing between them."""
+    return bool(text.strip()) and not _THINKING.sub("", text).strip()
 
 
 def turn_end(tokenizer: tokenizers.Tokenizer, chat: ChatTemplate, stop_token_ids: Iterable[int]) -> int | None:

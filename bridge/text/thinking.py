@@ -59,8 +59,8 @@ SEPARATOR = "..."
 
 _CODE = r"```.*?```|`[^`\n]+`"
 _CALL = r"<tool_call>(?:(?!<tool_call>).)*?</tool_call>"
-_TAG = re.compile(r"<[\w:]+>")
-"""Opening mark that is a word in angle brackets, which texts may also mention."""
+_TAG = re.compile(r"<[\w:]+>|\[\w+\]")
+"""Opening mark that is a word in brackets, which texts may also mention."""
 _MENTIONED = re.compile(r"(?:[^\W\d_],? +|[\"'(])\Z")
 """Text before a mentioned tag: in the middle of a sentence, or a quotation mark."""
 _TOKEN = re.compile(r"[^\w\s]+\w(?:.*\w)?[^\w\s]+", re.DOTALL)

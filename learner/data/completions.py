@@ -36,10 +36,8 @@ def render_completions(raw: RawProblem, tokenizer: Tokenizer, config: PromptsCon
         assistant message after the text that it gives to generate one.
     """
     if raw.response:
-        is_chat = bool(messages_of(raw, tokenizer, config))
-        (said,) = tokenizer.control.as_text([{"role": "assistant", "content": raw.response}])
-        end = turn_end(tokenizer, is_chat=is_chat)
-        sequences = [[TextPiece(render(raw, tokenizer, config), False), TextPiece(said["content"] + end, True)]]
+        prompt = render(raw, tokenizer, config)
+        sequences = [[TextPiece(prompt, False), TextPiece(_response(raw, prompt, tokenizer, config), True)]]
     else:
         sequences = [_pieces(text, spans) for text, spans in _conversation(raw, tokenizer, config)]
     for pieces in sequences:
@@ -65,6 +63,33 @@ def tokenize_completions(raw: RawProblem, tokenizer: Tokenizer, config: PromptsC
         raise ValueError("the chat template begins the conversation differently when another turn follows")
     completions = tuple(Completion(s.tokens[size:], s.loss_mask[size:]) for s in sequences)
     return Problem(raw.question, sequences[0].tokens[:size], raw.task, source, completions, raw.asked)
+
+
+def _response(raw: RawProblem, prompt: str, tokenizer: Tokenizer, config: PromptsConfig) -> str:
+    """Returns the text of a response as the model writes it, up to and with the token that ends its turn.
+
+    A response that begins with a control token is in the model's own format. Around any other, the template's text is
+    added, for example the name of a channel, but no thinking: the policy may begin without.
+    """
+    messages, control = messages_of(raw, tokenizer, config), tokenizer.control
+    end = turn_end(tokenizer, is_chat=bool(messages))
+    if raw.response.lstrip().startswith(tuple(control.of_turns)):
+        return control.response_as_text(raw.response) + end
+    (said,) = control.as_text([{"role": "assistant", "content": raw.response}])
+    if not messages or messages[-1]["role"] == "assistant":  # nothing is written before a response that goes on
+        return said["content"] + end
+    stand_in = [*messages, {"role": "assistant", "content": _STAND_IN}]
+    text = tokenizer.render_chat(
+        stand_in, add_generation_prompt=False, tools=raw.tools, arguments=raw.template_arguments
+    )
+    lead, found, behind = text.removeprefix(prompt).partition(_STAND_IN)
+    tail, ends, _ = behind.partition(end)
+    if not (text.startswith(prompt) and found and ends) or text_tokens.is_thinking(lead):
+        return said["content"] + end
+    return lead + said["content"] + tail + end
+
+
+_STAND_IN = "Sluiceanswer"
 
 
 def turn_end(tokenizer: Tokenizer, *, is_chat: bool) -> str:

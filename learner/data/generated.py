@@ -77,11 +77,16 @@ class ReasoningGymSource:
             "" if answer is None else answer,
             source.parts,
             answer_in=source.answer_in,
-            metadata=entry if needs_entry else None,
+            metadata=self._with_arguments(entry) if needs_entry else None,
             environment=source.environment,
             teacher=source.teacher,
         )
         return RawProblem(question, (), task, environment=source.environment)
+
+    def _with_arguments(self, entry: dict[str, Any]) -> dict[str, Any]:
+        """Adds what the scoring may depend on. A composite's entry is of another task than these arguments."""
+        is_own = entry["metadata"]["source_dataset"] == self._source.task
+        return entry | {"task_args": dict(self._source.task_args)} if is_own and self._source.task_args else entry
 
 
 ROWS = custom_functions.Signature(takes=("seed", "args"), returns="row i of prompts as a function of i")

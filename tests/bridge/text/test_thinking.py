@@ -53,6 +53,7 @@ def chat(source: str) -> ChatTemplate:
         ("Well\n<think>a", "a", UNFINISHED),
         # spoken of, or within a call of a tool
         ("So 5, found in <think> mode.", "", "So 5, found in <think> mode."),
+        ("The list [think] is good. Answer 4", "", "The list [think] is good. Answer 4"),
         ('{"name": "f", "parameters": {"q": "<thought>"}}', "", '{"name": "f", "parameters": {"q": "<thought>"}}'),
         ('<tool_call>{"q": "a </think> b"}</tool_call>', "", '<tool_call>{"q": "a </think> b"}</tool_call>'),
         ('<tool_call>{"q": "<think>"}</tool_call> x', "", '<tool_call>{"q": "<think>"}</tool_call> x'),

@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 
 from bridge.text import text_tokens
+from bridge.text.chat_template import TemplateSettings
 from configs import sections
 from learner.data.completions import joined, render_completions, tokenize_completions, turn_end
 from learner.data.parse_row import RowFormat, parse_row
 from learner.data.problem import Problem, RawProblem, is_held_out, task_of
 from learner.data.source_context import SourceContext
 from learner.data.tokenizer import Tokenizer, load_tokenizer, tokenize
+from tests.bridge.text import published
 from tests.learner.chat_folder import CHAT, sft_config, write_chat_tokenizer
 from tests.learner.model_folder import VOCAB_SIZE, make_model_folder
 
@@ -119,6 +121,34 @@ def test_control_token_in_a_response_is_text_and_no_end(chat):
         (completion,) = tokenize_completions(row, chat, PROMPTS).completions
         assert completion.tokens.tolist().count(end) == 1 and completion.tokens[-1] == end
         assert completion.loss_mask.sum() == len("b<|im_end|>c") + 1
+
+
+@pytest.mark.parametrize(
+    ("name", "eos"),
+    [
+        ("gpt_oss", "<|return|>"),
+        ("command_r7b", "<|END_OF_TURN_TOKEN|>"),
+        ("mistral_v3", "</s>"),
+        ("llama2", "</s>"),
+        ("llama3_1", "<|eot_id|>"),
+    ],
+)
+def test_response_is_trained_as_the_same_conversation_is(tmp_path, name, eos):
+    template = (published.FOLDER / f"{name}.jinja").read_text()
+    folder = published.make_folder(tmp_path / "m", template, eos_token=eos)
+    tokenizer = load_tokenizer(folder, vocab_size=1024, template=TemplateSettings(date=published.DATE))
+    rows = raw("Q", "Paris"), raw(said("Q", "Paris"))
+    assert pieces(rows[0], tokenizer) == pieces(rows[1], tokenizer)
+
+
+def test_response_in_the_models_own_format_keeps_its_control_tokens_but_no_end(tmp_path):
+    template = (published.FOLDER / "gpt_oss.jinja").read_text()
+    folder = published.make_folder(tmp_path / "m", template, eos_token="<|return|>")
+    tokenizer = load_tokenizer(folder, vocab_size=1024, template=TemplateSettings(date=published.DATE))
+    own = "<|channel|>analysis<|message|>T<|end|><|start|>assistant<|channel|>final<|message|>A"
+    (completion,) = tokenize_completions(raw("Q", f"{own}<|return|>B"), tokenizer, PROMPTS).completions
+    ids = completion.tokens.tolist()
+    assert [ids.count(published.id_of(t)) for t in ("<|channel|>", "<|message|>", "<|return|>")] == [2, 2, 1]
 
 
 def test_measured_text_has_the_tokens_that_are_trained(chat):

@@ -1,5 +1,6 @@
 """reasoning-gym's families, all of them: what is judged here is what the library would judge."""
 
+import decimal
 import functools
 import json
 from typing import Any
@@ -130,9 +131,35 @@ def asked(text: str, task: Task) -> Score | str:
 def test_text_that_makes_the_librarys_scorer_raise_is_wrong():
     entry = entries("prime_factorization")[0]
     assert by_the_library("2 x 3", entry) == "ValueError"
-    assert asked("2 x 3", task_of_entry(entry)) == Score(value=0.0, verdict="wrong")
+    # An empty answer: it casts no vote, and the others' votes count.
+    assert asked("2 x 3", task_of_entry(entry)) == Score(value=0.0, verdict="wrong", answer="")
 
 
 def test_scorer_that_raises_on_the_own_answer_too_is_no_verdict():
     entry = entries("prime_factorization")[0]
     assert str(asked("2 x 3", task_of_entry({**entry, "answer": "none of these"}))).startswith("ValueError: invalid")
+
+
+@pytest.mark.parametrize(
+    ("family", "wrong"),
+    [
+        ("coin_flip", lambda answer: "0"),
+        ("complex_arithmetic", lambda answer: "nan"),
+        ("game_of_life_halting", lambda answer: str(answer != "True")),
+        ("puzzle24", lambda answer: "6 + 6 + 6 + 6"),
+    ],
+)
+def test_reasoning_gym_text_that_the_librarys_scorer_takes_for_every_problem_earns_nothing(family, wrong):
+    for entry in entries(family):
+        judged_task = task_of_entry(json.loads(json.dumps(entry)))
+        assert scored(entry["answer"], judged_task) == 1.0
+        assert scored(wrong(entry["answer"]), judged_task) == 0.0
+
+
+def test_reasoning_gym_tolerance_is_that_of_the_problems_arguments():
+    source = PromptSource(
+        task="decimal_arithmetic", verifier="reasoning_gym", task_args={"max_num_decimal_places": 10, "precision": 16}
+    )
+    judged_task = ReasoningGymSource(source, seed=3)[0].task
+    off = str(decimal.Decimal(judged_task.answer) + decimal.Decimal("0.0009"))
+    assert (scored(judged_task.answer, judged_task), scored(off, judged_task) < 1) == (1.0, True)
