@@ -94,7 +94,7 @@ class ControlTokens:
 
     def response_as_text(self, response: str) -> str:
         """Returns a response in the model's own format with a `BREAK` in each end of a sequence."""
-        pattern = _pattern(self.ends, frozenset())
+        pattern = _pattern(self.ends, frozenset[str]())
         return response if pattern is None else _break(response, pattern)
 
     def values_as_text(self, value: T) -> T:

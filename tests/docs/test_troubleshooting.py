@@ -46,7 +46,7 @@ PROVOKED = [
     "still starting: ",
     "step 40/240 reward 0.000",
     "held-out reward",
-    "or gradient that was not finite",
+    "policy or the critic that was not finite",
     "the 200 requests of a round race",
     "free for snapshots",
     "for 3 more checkpoints",
