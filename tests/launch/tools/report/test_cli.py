@@ -114,12 +114,14 @@ def test_end_of_a_run_is_no_error_where_there_is_nothing_to_show(tmp_path, monke
 
 
 @pytest.mark.heavy
-def test_damaged_event_leaves_a_run_without_summary_and_not_without_its_ending(tmp_path, capsys):
+def test_damaged_event_leaves_a_run_without_trace_and_not_without_its_summary_and_ending(tmp_path, capsys):
     folder = make_folder(tmp_path / "run")
+    (folder / "metrics.jsonl").write_text("")
     events = folder / "events" / "learner.jsonl"
     events.write_text('{"name": "torn\n{"name": "train", "ph": "i", "ts": 1, "tid": 0, "args": {}}\n')
     prepared = PreparedRun(tiny.tiny(), folder, tmp_path / "model")
     finalize.finalize_run(prepared, RunOutcome.DONE)
     said = capsys.readouterr()
-    assert "error: cannot write the summary of the run: " in said.err and "not a JSON event" in said.err
+    assert "error: cannot write the trace of the run: " in said.err and "not a JSON event" in said.err
+    assert (folder / "summary.json").exists()
     assert str(folder / "report.html") in said.out.replace("\n", "")
