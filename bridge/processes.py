@@ -9,7 +9,7 @@ import signal
 import struct
 
 CALLER = "SLUICE_CALLER_PID"
-"""Environment variable with the process whose end stops a command gracefully."""
+"""Environment variable with the id of the process that started a command and whose end stops it (SIGTERM)."""
 _PR_SET_PDEATHSIG = 1
 
 

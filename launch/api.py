@@ -196,7 +196,10 @@ def _run(module: str, arguments: Sequence[str], on_output: Callable[[str], None]
 
 @contextlib.contextmanager
 def _noted_interrupts() -> Iterator[list[int]]:
-    """Yields the interrupts of the block, which do not raise: one that ends a read would lose what was read."""
+    """Yields a list that gets each interrupt (SIGINT) during the block.
+
+    They do not raise KeyboardInterrupt, which could end a read of the command's output and lose what was read.
+    """
     interrupts: list[int] = []
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:

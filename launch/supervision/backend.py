@@ -76,11 +76,6 @@ class LocalBackend:
             # Explicit, because the learner would otherwise detect a surrounding Slurm or MPI job.
             return self._learner_process("learner", [*arguments, "--num_processes=1"], devices, {})
         each = self._config.mesh.num_devices // count
-        if devices and len(devices) != each * count:
-            raise ValueError(
-                f"mesh.devices: expected {each * count} devices ({each} for each of "
-                f"learner.num_processes={count}), got {len(devices)}"
-            )
         members = [
             self._learner_process(
                 f"learner-{i}" if i else "learner",

@@ -20,6 +20,9 @@ from learner.data.completeness import check_complete
 from learner.data.problem import Completion, Problem, RawProblem
 from learner.data.tokenizer import Tokenizer, check_embedded, messages_of, render
 
+_STAND_IN = "Sluiceanswer"
+"""Stand-in for a response in a rendered conversation: one word that no template trims or treats specially."""
+
 
 class TextPiece(NamedTuple):
     """Part of a sequence's text."""
@@ -87,9 +90,6 @@ def _response(raw: RawProblem, prompt: str, tokenizer: Tokenizer, config: Prompt
     if not (text.startswith(prompt) and found and ends) or text_tokens.is_thinking(lead):
         return said["content"] + end
     return lead + said["content"] + tail + end
-
-
-_STAND_IN = "Sluiceanswer"
 
 
 def turn_end(tokenizer: Tokenizer, *, is_chat: bool) -> str:
