@@ -37,11 +37,12 @@ class Learner:
         self.store, self.waits = store, 0
         self._pick, self._burst, self._num_tokens = pick, burst, num_tokens
         self.held = []
+        self.prompts = Problems(PROMPT)
         self.marks: Any = Marks()
         self.stream = RolloutStream(
             config,
             store=store,
-            prompts=Problems(PROMPT),
+            prompts=self.prompts,
             sampling=training_sampling(config, ()),
             timeline=self.marks,
             incarnation=0,
@@ -127,9 +128,9 @@ def test_prompts_learn_the_rewards_of_an_update_once_it_is_made(store):
     learner = Learner(config_of(), store)
     next(micro for micro in learner.batches if micro.ends_update)
     learner.stream.drop_update(needs_fresh=False)
-    assert learner.stream.prompts.observed == []
+    assert learner.prompts.observed == []
     learner.train(2)
-    assert learner.stream.prompts.observed == [("", 0.5)] * 4
+    assert learner.prompts.observed == [("", 0.5)] * 4
 
 
 def test_round_complete_trains_a_round_that_is_there_at_once_whatever_the_lag_bound(store):
