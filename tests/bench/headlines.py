@@ -26,8 +26,8 @@ HEADLINES = (
         bench="overlap",
         key="reduction_pct_R96_rolloutpipe",
         opponent="serial, the same compute",
-        reason="more than the paper's 42.3 and our own 45, but within an error of 8: serial's four sessions of this "
-        "size took 30.5 to 38.4 s, frontier dispatch's 17.9 to 18.6 s",
+        reason="within an error of 7: the learner computes 5.75 s a round beside a working engine, 10% more than "
+        "serial's 5.20 beside an idle one; at equal computation it would be 45",
     ),
     Headline(
         name="Frontier dispatch over CGP: least of all sizes and engines",
@@ -35,9 +35,9 @@ HEADLINES = (
         bench="overlap",
         key="min_fgd_over_cgp_pct",
         opponent="CGP",
-        reason="three of nine are below 0, all within their errors. The lowest is the engine of 8 places at R = 64 "
-        "(-26 to +10), where the last two of four turns were a fifth slower in all modes; the next are 32 places at "
-        "R = 64 and 96, where F_w = 8 was chosen, so that nearly all places are filled in either order",
+        reason="six of nine are at or below 0, all within their errors; the lowest is the engine of 8 places at R = 96 "
+        "(-24 to +11), whose places a frontier of three groups fills as CGP does, since engines start the first groups "
+        "first in either. The paced engine, which two groups keep busy, gains 10, 5 and -1%",
     ),
     Headline(
         name="Tail batching at 32x, trained tokens/s",
@@ -45,8 +45,8 @@ HEADLINES = (
         bench="tail",
         key="tokens_speedup_32x",
         opponent="serial",
-        reason="1.16 in samples: this engine makes 17,200 tokens/s of 64 sequences and 18,800 of 128, so the requests "
-        "that over-provisioning adds cost what it saves, and a long round takes 2.7 times as long as serial's",
+        reason="1.17 in samples: this engine makes 12,100 tokens/s of 64 sequences and 13,200 of 128, so the requests "
+        "that over-provisioning adds cost what it saves, and a long round takes 2.8 times as long as serial's",
     ),
     Headline(
         name="The same with an engine of the paper's speeds, paced",
@@ -54,8 +54,8 @@ HEADLINES = (
         bench="paced",
         key="tokens_speedup_tail_32x",
         opponent="serial",
-        reason="1.92 in samples: long responses wait for the long rounds, of which there are few; these take up "
-        "to 9 s where serial's mean round takes 6, since all of their caches are long and each step reads them",
+        reason="1.89 in samples: long responses wait for the long rounds, of which there are few; these take up "
+        "to 10 s where serial's mean round takes 6, since all of their caches are long and each step reads them",
     ),
     Headline(
         name="Tail batching at 32x with all other parts",
@@ -71,8 +71,8 @@ HEADLINES = (
         bench="inflight",
         key="tokens_per_s_ratio_both_cores",
         opponent="conventional RL with both cores in either phase",
-        reason="appendix A allows 1.04 here, since vLLM on one core has 78% of its speed at 64 of 128 sequences, and "
-        "1.44 at this lag on any engine. 94% of the engine's places are in use; the actor, which starts and stores 138 "
+        reason="appendix A allows 1.03 here, since vLLM on one core has 96% of its speed at 64 of 256 sequences, and "
+        "1.44 at this lag on any engine. 91% of the engine's places are in use; the actor, which starts and stores 128 "
         "responses/s, shares the engine's core",
     ),
     Headline(
@@ -96,9 +96,9 @@ HEADLINES = (
         bench="async_ratio",
         key="speedup_both_cores_alpha_2",
         opponent="synchronous training, engines on both cores in either",
-        reason="at most 1.35, at alpha = 8: actor and engine share a core, and each sample that is a ticket of its own "
+        reason="at most 1.30, at alpha = 4: actor and engine share a core, and each sample that is a ticket of its own "
         "takes twice the actor's time (1.9 ms; 1.0 as one of a group). With one engine the actor took 44% of that core "
-        "at alpha = 2, 26% in the synchronous run",
+        "at alpha = 2, 26% in the synchronous run (2026-11-29)",
     ),
     Headline(
         name="The same with engines of the paper's speeds, paced",
@@ -107,7 +107,7 @@ HEADLINES = (
         key="tokens_speedup_alpha_2",
         opponent="synchronous training, both chips generate and then train",
         reason="a learner on one chip of two allows 2.0 or so at any alpha, since the synchronous run trains a quarter "
-        "of its time on both; the learner waits 19% of the time",
+        "of its time on both; the learner waits 24% of the time",
     ),
     Headline(
         name="Agentic: environment-level asynchrony, redundant environments",
@@ -146,7 +146,7 @@ HEADLINES = (
         bench="planner",
         key="max_rel_error_real",
         opponent="measured runs",
-        reason="in-flight updates with H = 32 are predicted 43 to 46% too fast, for a cause that is not known; all "
-        "others within 25%, most of them too fast: actor and engine share a core, which no term of the model has",
+        reason="in-flight updates with H = 32 are predicted 27 to 34% too fast, for a cause that is not known; all "
+        "others within 20%: actor and engine share a core, which no term of the model has",
     ),
 )
