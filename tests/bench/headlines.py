@@ -147,6 +147,6 @@ HEADLINES = (
         key="max_rel_error_real",
         opponent="measured runs",
         reason="in-flight updates with H = 32 are predicted 27 to 34% too fast, for a cause that is not known; all "
-        "others within 20%: actor and engine share a core, which no term of the model has",
+        "others that count here within 20%: actor and engine share a core, which no term of the model has",
     ),
 )

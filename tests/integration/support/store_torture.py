@@ -148,11 +148,9 @@ def _produce(url: str, folder: pathlib.Path, name: str) -> None:
                 group = make_group(
                     ticket, actor=name, rollouts=(make_rollout(NUM_TOKENS, reward=float(ticket.order)),) * 2
                 )
-                # Another producer's copy may be trained, and so long ago that the store has forgotten its ticket.
-                with contextlib.suppress(KeyError):
-                    store.put_group(group)
-                    if deed < 0.2:
-                        assert store.put_group(group) is False
+                store.put_group(group)
+                if deed < 0.2:
+                    assert store.put_group(group) is False
             if not tickets:
                 store.wait(mark, ("tickets",), timeout_s=LEASE_S / 2)
 
@@ -172,7 +170,8 @@ def _learn(url: str, folder: pathlib.Path, num_groups: int) -> None:
             mark = store.mark()
             if num_issued < min(num_groups, len(trained) + WINDOW):
                 upto = min(num_groups, len(trained) + WINDOW)
-                store.put_tickets([_ticket(i) for i in range(num_issued, upto)])
+                # Not those that are trained: the store has forgotten the oldest, and would offer them again.
+                store.put_tickets([_ticket(i) for i in range(num_issued, upto) if f"t{i}" not in trained])
                 num_issued = upto
             stored = store.read_groups(after_seq=after_seq, limit=16)
             for one in stored:
