@@ -91,8 +91,8 @@ def values_of(parts: Mapping[str, Mapping[str, Any]]) -> dict[str, float | None]
     def worst(part: str, name: str, cores: str = "") -> float | None:
         found = [
             of[name]
-            for (kind, *_, last), of in ((key.split(), of) for key, of in parts.items())
-            if kind == part and (not cores or last == cores) and of.get(name) is not None
+            for words, of in ((key.split(), of) for key, of in parts.items())
+            if words[0] == part and (not cores or words[-1] == cores) and of.get(name) is not None
         ]
         is_cost = name in ("attach_s", "slowdown_beside") or (name in AIMS and AIMS[name].low is None)
         return (max if is_cost else min)(found) if found else None
