@@ -4,10 +4,10 @@
 
 The tiny preset on machines of their own (network namespaces): PostgreSQL behind TLS, a learner of two hosts, two actors
 with a small engine and one with vLLM, weights over HTTPS. A seed draws the faults and their order; each waits until the
-process that it is for stands in its phase (`gates.py`), and is survived when a group was trained that was made after
-it, by the process that was hit where that is an actor, in a new life of the learner where that is it. Then the run is
-brought to its end and audited (`audit.py`, `keepers.py`, `replay.py`). A seed takes 12 minutes on two quiet cores, and
-at most 20, all included: no fault begins in the last ones. Needs root and iproute2.
+process that it is for stands in its phase, and is survived when a group was trained that was made after it, by the
+process that was hit where that is an actor, in a new life of the learner where that is it. Then the run is brought to
+its end and audited (`tests/integration/faults`). A seed takes 12 minutes on two quiet cores, and at most 20, all
+included: no fault begins in the last ones. Needs root and iproute2.
 
 A fault is injected while the process that it is for, or that it is to disturb, stands in the phase. The table has
 survived/injected, by phase. Recovery is the time from the injection on, what the fault lasted (2 to 6 s) and all other

@@ -122,7 +122,9 @@ class Campaign:
             for _ in range(_ATTEMPTS):
                 try:
                     await self._hold(fault, after_life=life if follows else -1)
-                    found = _Injected(life=progress.num_lives, at_s=time.monotonic(), time_s=time.time())
+                    # Whoever reads a checkpoint goes on, and its log may or may not have been read by now.
+                    of_life = life if fault.target == CHECKPOINT else progress.num_lives
+                    found = _Injected(life=of_life, at_s=time.monotonic(), time_s=time.time())
                     logging.info("fault %s", fault)
                     await inject(site, fault)
                 except (NotThereError, ProcessLookupError) as e:

@@ -137,6 +137,26 @@ def test_lane_hits_the_start_that_a_fault_asked_for_and_waits_for_both_before_th
     assert happened[6:] == ["alone", "accumulating", "survived accumulating"]
 
 
+def test_corrupt_checkpoint_is_survived_by_the_learner_that_reads_it(monkeypatch: pytest.MonkeyPatch):
+    (fault,) = (f for f in draw(1, num_learners=1, has_vllm=False) if f.kind == "corrupt checkpoint")
+    progress, lives = types.SimpleNamespace(num_lives=1), list[int]()
+
+    async def inject(site: Site, fault: Fault) -> None:
+        pass
+
+    class Lane(campaign.Campaign):
+        async def _hold(self, fault: Fault, *, after_life: int) -> None:
+            progress.num_lives = 2  # its log is read before it reads the checkpoint
+
+        async def _survive(self, fault: Fault, *, life: int, passed_s: float) -> None:
+            lives.append(life)
+
+    monkeypatch.setattr(campaign, "inject", inject)
+    site = types.SimpleNamespace(progress=progress)
+    asyncio.run(Lane(cast(Site, site), [fault], minutes=1)._run_lane("learner"))
+    assert lives == [1]
+
+
 def test_group_trained_by_a_learner_that_was_thrown_away_does_not_show_that_what_came_after_is_survived(tmp_path):
     given = [("t", time.time() + 60)]  # the ticket's second group
     store = types.SimpleNamespace(ask=lambda question, *values: given)
