@@ -17,9 +17,10 @@ _Json = dict[str, Any]
 _MAY_DIFFER = (
     *("run.num_updates ", "run.dir ", "run.trackers ", "run.project ", "supervision ", "supervision."),
     *("actor.shutdown_grace_s ", "learner ", "learner.", "mesh.", "samples ", "samples."),
+    *("actor.gpu_memory_utilization ", "actor.kv_cache_gib ", "actor.max_restarts ", "checkpoint ", "checkpoint."),
     *("store.bucket ", "store.actor_role ", "store.outage_timeout_s "),
     *("publish.when_late ", "publish.serve ", "publish.listen ", "publish.advertise "),
-    *("publish.slow_reader_grace_s ", "publish.bucket ", "publish.full_every "),
+    *("publish.slow_reader_grace_s ", "publish.bucket ", "publish.full_every ", "publish.snapshot_dir "),
 )
 _DATABASE = re.compile(r"postgres(?:ql)?://[^/]*/(?P<name>[^?]*)")
 
@@ -30,7 +31,7 @@ class RunFolder:
     def __init__(self, path: pathlib.Path) -> None:
         self.path = path
         self.config_file = path / "config.json"
-        """Config at setup of the run."""
+        """Config of the last start with `--config`."""
         self.run_id_file = path / "run_id"
         """Run id, as `run_id` returns it."""
         self.home_file = path / "run_home"
@@ -98,8 +99,8 @@ class RunFolder:
 def check_run_folder(config: Config) -> None:
     """Raises ValueError unless the run folder is new or holds an equal config.
 
-    Fields of length, location, trackers, learner processes, mesh, supervision, store address and weight transfer may
-    differ (`_MAY_DIFFER`), so that a run can be resumed for longer or on other machines.
+    Fields of length, location, trackers, learner processes, mesh, engine memory, checkpoints, supervision, store
+    address and weight transfer may differ (`_MAY_DIFFER`): a run can be resumed for longer or on other machines.
 
     Raises:
       ValueError: the folder has another config (the error lists the differing fields), unrelated files, or a running

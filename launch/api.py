@@ -184,10 +184,14 @@ def _run(module: str, arguments: Sequence[str], on_output: Callable[[str], None]
         ) as child,
     ):
         assert child.stdout is not None
-        for line in child.stdout:
-            if on_output is not None:
-                on_output(line.rstrip("\n"))
-            error = line.strip().removeprefix("error: ") if line.strip() else error
+        try:
+            for line in child.stdout:
+                if on_output is not None:
+                    on_output(line.rstrip("\n"))
+                error = line.strip().removeprefix("error: ") if line.strip() else error
+        except BaseException:  # of `on_output`
+            child.terminate()
+            raise
     if interrupts:
         raise KeyboardInterrupt
     if code := child.returncode:

@@ -310,6 +310,10 @@ class PlainProgress:
         self._still_s = FIRST_STILL_S
         self._step = 0
         self._said: set[str] = set()
+        self._evaluations: set[str] = set()
+        """Lines of the evaluations so far, including those before this start."""
+        self._has_begun = False
+        """False until the rows of earlier starts are read."""
         self._ids: set[str] = set()
         self._since_s: dict[str, float] = {}
         """Time at which each current state was first seen."""
@@ -318,11 +322,8 @@ class PlainProgress:
     def update(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Prints lines for new metric rows; called repeatedly."""
         for row in rows:
-            if row["kind"] == "eval":
-                name = "reward" if "eval/reward" in row else "loss"
-                self._say(f"held-out {name} {_number(dict(row), f'eval/{name}')} at step {row['step']}")
-            if row["kind"].startswith(OF_SET):
-                self._say(f"evaluation {row['set']} {format_estimates(row)} at step {row['step']}")
+            self._say_evaluation(row)
+        self._has_begun = True
         now_s = self._clock()
         if self._view.steps:
             step = self._view.steps[-1]["step"]
@@ -338,6 +339,19 @@ class PlainProgress:
             waited_s, self._still_s = self._still_s, min(2 * self._still_s, MAX_STILL_S)
             states = "; ".join(state_texts(self._view.status))
             self._say(f"still at step {self._step}, no progress for {waited_s:.0f} s: {states}", is_new=False)
+
+    def _say_evaluation(self, row: Mapping[str, Any]) -> None:
+        """Prints a new evaluation. A learner that starts writes all earlier rows again."""
+        if row["kind"] == "eval":
+            name = "reward" if "eval/reward" in row else "loss"
+            line = f"held-out {name} {_number(dict(row), f'eval/{name}')} at step {row['step']}"
+        elif row["kind"].startswith(OF_SET):
+            line = f"evaluation {row['set']} {format_estimates(row)} at step {row['step']}"
+        else:
+            return
+        if self._has_begun and line not in self._evaluations:
+            self._say(line)
+        self._evaluations.add(line)
 
     def _say_states(self, now_s: float) -> None:
         """Prints the process states that changed, at most every `STEP_LINE_S` for grouped actors."""

@@ -366,7 +366,7 @@ if ! venv_is_sound || ! engine_fits; then
   say "new .venv with Python $(version_of "$base")"
   "$base" -m venv --clear "$venv" || fail "$base -m venv"
 fi
-rm -f "$stamp"
+printf 'incomplete\n%s\n' "$extra" >"$stamp" # the next set-up resumes this target
 printf '== %s: %s\n' "$(date -u +%FT%TZ)" "$extra" >"$log"
 look_for_compiler
 tell_of_compiler

@@ -244,14 +244,13 @@ class RewardsConfig(CheckedSection):
     timeout_factor: Annotated[float, Range(1, 1e6)] = 1.5
     """Factor lambda of the adaptive timeout per test case, T = min(max(T_min, lambda T_anchor), T_max). T_anchor is the
     longest run of the case by a correct answer; T is T_max before the first one (RollPacker section 4.3). T limits the
-    CPU time of all processes of a program, plus a fifth of its idle time."""
+    CPU time of all processes of a program and a fifth of its idle time, whichever is larger."""
     min_timeout_s: Seconds = 2.0
     """Smallest timeout per test case, T_min, in seconds."""
     max_timeout_s: Seconds = 30.0
     """Largest timeout per test case, T_max, in seconds."""
     max_answer_s: Seconds = 120.0
-    """Timeout for all test cases of one answer together, in seconds. Time counts as for one test case (CPU time and a
-    fifth of idle time)."""
+    """Timeout for all test cases of one answer together, in seconds. Time counts as for one test case."""
     cpu_cores: str = ""
     """CPU cores of verifier processes ("0" or "0-3"), separate from the engine's (actor.cpu_cores). Empty: all cores of
     the actor."""

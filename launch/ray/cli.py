@@ -93,26 +93,26 @@ def main() -> int:
     from launch.ray.resources import check_spread, parse
 
     console = make_console()
-    with cli.usage_errors():
-        learner_on = parse(_LEARNER_ON.value, flag="learner_on")
-        actors_on = parse(_ACTORS_ON.value, flag="actors_on")
-        with contextlib.closing(StartupStatus(console)) as at:
-            prepared = prepare_run.prepare_run(("learner",), at)
-        check_spread(prepared.config)
-        if _ACTOR_STORE.value:
-            check_no_password(_ACTOR_STORE.value)
-        backend = RayBackend(
-            prepared.config,
-            prepared.folder.resolve(),
-            learner_on=learner_on,
-            actors_on=actors_on,
-            actor_store=_ACTOR_STORE.value or prepared.config.store.url,
-            placement_timeout_s=_PLACEMENT_TIMEOUT_S.value,
-            console=console if _LOGS.value else None,
-        )
-        parts = connected(_ADDRESS.value, allow_open=_OPEN.value, environ=os.environ)
-    with parts:
+    with contextlib.ExitStack() as cluster:
         with cli.usage_errors():
+            learner_on = parse(_LEARNER_ON.value, flag="learner_on")
+            actors_on = parse(_ACTORS_ON.value, flag="actors_on")
+            # Before the run folder holds a config, which some of the corrections would have to change.
+            check_spread(prepare_run.given_config())
+            if _ACTOR_STORE.value:
+                check_no_password(_ACTOR_STORE.value)
+            cluster.enter_context(connected(_ADDRESS.value, allow_open=_OPEN.value, environ=os.environ))
+            with contextlib.closing(StartupStatus(console)) as at:
+                prepared = prepare_run.prepare_run(("learner",), at)
+            backend = RayBackend(
+                prepared.config,
+                prepared.folder.resolve(),
+                learner_on=learner_on,
+                actors_on=actors_on,
+                actor_store=_ACTOR_STORE.value or prepared.config.store.url,
+                placement_timeout_s=_PLACEMENT_TIMEOUT_S.value,
+                console=console if _LOGS.value else None,
+            )
             supervisor = Supervisor(prepared, console, backend=backend)
         ending = supervisor.run()
     finalize_run(prepared, ending)

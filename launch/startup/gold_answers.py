@@ -47,7 +47,7 @@ class GoldAnswerReport:
 def check_gold_answers(
     config: Config, roles: Collection[str], *, show: Callable[[str], None] = print
 ) -> GoldAnswerReport:
-    """Scores reference answers: the first `rewards.check_gold_answers` rows per file, or all rows if one fails.
+    """Scores reference answers: `rewards.check_gold_answers` rows spread over each file, or all rows if one fails.
 
     A run that was set up before is not checked again. Results are cached by content.
 
@@ -73,7 +73,8 @@ def check_gold_answers(
         rows = everything
         names, notes = _names(config, rows, roles)
         failed = _judged(config, rows, names, show)
-    if failed and len(failed) == len(rows):
+    num_asked = sum(1 for row in rows if _asked(config, row, names))
+    if failed and len(failed) == num_asked:
         (source, row), reason = next(iter(failed.items()))
         raise ValueError(
             f"reference answers: no row passes its verifiers; row {row}{f' of {source}' if source else ''}: {reason}; "
@@ -82,7 +83,8 @@ def check_gold_answers(
     gold_failures: dict[str, dict[int, str]] = {}
     for (source, row), reason in failed.items():
         gold_failures.setdefault(source, {})[row] = reason
-    notes.append(f"reference answers: {len(rows)} rows checked, {len(failed)} excluded")
+    if num_asked:
+        notes.append(f"reference answers: {num_asked} rows checked, {len(failed)} excluded")
     return GoldAnswerReport(gold_failures=gold_failures, notes=notes)
 
 
@@ -123,10 +125,14 @@ def _questions(config: Config, row: GoldRow) -> list[tuple[str, str]]:
     return [(name, text) for name, text in asked if text]
 
 
+def _asked(config: Config, row: GoldRow, names: Collection[str]) -> list[tuple[str, str]]:
+    """Returns the available verifiers that score the row's reference answer, each with the text that it scores."""
+    return [(name, text) for name, text in _questions(config, row) if name in names]
+
+
 def _judged(config: Config, rows: Sequence[GoldRow], names: frozenset[str], show: Callable[[str], None]) -> _Failed:
     """Returns the rows that fail, from the cache if the same rows were scored before."""
-    asked = [(row, [(n, text) for n, text in _questions(config, row) if n in names]) for row in rows]
-    asked = [(row, questions) for row, questions in asked if questions]
+    asked = [(row, questions) for row in rows if (questions := _asked(config, row, names))]
     # the source of a custom function may have changed, so do not cache
     if any(custom_functions.is_custom(name) for name in names):
         return _told(*asyncio.run(_judge_all(config, asked, show)), show)

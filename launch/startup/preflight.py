@@ -178,7 +178,7 @@ def check_engines(config: Config, roles: Collection[str], machine: Machine | Non
     check_library()
     # Set here because actors inherit this process's environment, so the warning appears once for all of them.
     uncompiled = do_without_compiler(os.environ)
-    warnings = placement.warnings(is_colocated=config.actor.colocated)
+    warnings = placement.warnings(machine, is_colocated=config.actor.colocated)
     return notes + warnings + [f"warning: {what}" for what in (*found, uncompiled) if what]
 
 

@@ -5,7 +5,8 @@ import functools
 import json
 import pathlib
 import resource
-from collections.abc import Callable, Collection
+import types
+from collections.abc import Callable, Collection, Mapping
 
 from bridge.files import replace_file
 from bridge.liveness import report_phase
@@ -41,6 +42,7 @@ def prepare_run(
     *,
     num_hosts: int | None = None,
     is_supervised: bool | None = False,
+    forced: Mapping[str, str] = types.MappingProxyType({}),
 ) -> PreparedRun:
     """Reads the flags, makes the tiny model if needed, runs all checks, and opens the run folder.
 
@@ -51,6 +53,7 @@ def prepare_run(
       status: called with a short description of each step.
       num_hosts: machines of the learner, as in `preflight.check_snapshot_room`.
       is_supervised: True if the command trains supervised runs, False if runs with actors, None if both.
+      forced: overrides by dotted path that replace those of the command line.
 
     Raises:
       ValueError: a check fails; the run folder is unchanged.
@@ -81,10 +84,7 @@ def prepare_run(
             print(note, flush=True)
         record_start(RunFolder(prepared.folder).provenance)
         return prepared
-    config = overrides.load_preset(CONFIG.value)
-    if (run_dir := given_run_dir()) is not None:
-        cli._overrides.setdefault("run.dir", run_dir)
-    given = overrides.apply(config, cli._overrides)
+    given = _preset(forced)
     # Input paths become absolute, so that any working directory works. The run folder's stays relative: it may move.
     config = dataclasses.replace(absolute(given, pathlib.Path.cwd()), run=given.run)
     check_kind(config, is_supervised)
@@ -140,10 +140,13 @@ def config() -> Config:
     return _preset()
 
 
-def _preset() -> Config:
+def _preset(forced: Mapping[str, str] = types.MappingProxyType({})) -> Config:
     if CONFIG.value is None:
         raise ValueError("--config: not set; set --config=NAME, or --run_dir to the folder of an existing run")
-    return overrides.apply(overrides.load_preset(CONFIG.value), cli._overrides)
+    given, run_dir = cli.given_overrides(), given_run_dir()
+    if run_dir is not None and given.setdefault("run.dir", run_dir) != run_dir:
+        raise ValueError(f"--run_dir={run_dir} differs from --config.run.dir={given['run.dir']}; give one of them")
+    return overrides.apply(overrides.load_preset(CONFIG.value), given | dict(forced))
 
 
 def given_config() -> Config:

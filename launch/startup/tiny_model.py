@@ -83,7 +83,10 @@ def _hash_of_rows(prompts: PromptsConfig) -> str:
         with open(prompts.path, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as e:
-        raise ValueError(f"no prompts file {prompts.path!r} (prompts.path): {e.strerror}") from e
+        raise ValueError(
+            f"no prompts file {prompts.path!r} (prompts.path): {e.strerror}. A tiny model is made for the rows of one "
+            "local file; for other rows set model.path"
+        ) from e
 
 
 def _make_unless_there(folder: pathlib.Path, config: Config, at: Callable[[str], None]) -> None:

@@ -72,11 +72,11 @@ class Placement:
         cores = ",".join(engine.cpu_cores.replace("|", ",") for engine in engines if engine.cpu_cores)
         return EnginePlace(devices=tuple(d for engine in engines for d in engine.devices), cpu_cores=cores)
 
-    def warnings(self, *, is_colocated: bool = False) -> list[str]:
+    def warnings(self, machine: Machine, *, is_colocated: bool = False) -> list[str]:
         """Returns warnings about devices with several owners; with actor.colocated the learner is none."""
         found = []
         for index, place in enumerate(() if is_colocated else self.engines):
-            if shared := sorted(set(self.learner) & set(place.devices)):
+            if shared := sorted(set(self.learner or machine.gpus) & set(place.devices or machine.gpus)):
                 found.append(
                     f"warning: learner and actor-{index} share device {', '.join(shared)}; assign separate "
                     "devices (mesh.devices, actor.devices), or lower actor.gpu_memory_utilization"

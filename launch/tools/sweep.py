@@ -47,9 +47,12 @@ def main() -> int:
     with cli.usage_errors():
         base = prepare_run.given_config()
         points = _points()
+        for name in {*cli.given_overrides(), *(field for point in points for field in point)}:
+            if name == "run.dir" or (name == "run.name" and name not in cli.given_overrides()):
+                raise ValueError(f"{name}: each point has its own below --sweep_dir; set --sweep_dir instead")
         out = pathlib.Path(_OUT.value or f"runs/{base.run.name}-sweep")
         folders = [out / name for name in point_names(points)]
-        if len(set(folders)) < len(folders):
+        if len({tuple(point.items()) for point in points}) < len(points):
             raise ValueError("two points have the same fields; remove one")
         configs = [overrides.apply(base, point) for point in points]  # all are checked before the first starts
         for config, folder in zip(configs, folders, strict=True):
@@ -117,18 +120,19 @@ def _listed(file: pathlib.Path) -> Iterator[dict[str, str]]:
 def point_names(points: Sequence[Mapping[str, str]]) -> list[str]:
     """Returns names of the points' folders and runs, for example `learning_rate-0.0003_seed-1`.
 
-    A field has its section only if the points have another one of its name. A hash ends a name that is too long.
+    A field has its section only if the points have another one of its name. A hash ends a name that is too long, or
+    equal to that of other fields.
     """
     fields = {field for point in points for field in point}
     last = collections.Counter(field.rpartition(".")[2] for field in fields)
     short = {field: name if last[name := field.rpartition(".")[2]] == 1 else field for field in fields}
     texts = ["_".join(f"{short[field]}-{value}" for field, value in point.items()) for point in points]
-    return [_as_name(text) for text in texts]
+    plain = [re.sub(r"[^A-Za-z0-9._-]", "-", text) for text in texts]
+    return [_as_name(name, text, is_one=plain.count(name) == 1) for name, text in zip(plain, texts, strict=True)]
 
 
-def _as_name(text: str) -> str:
-    name = re.sub(r"[^A-Za-z0-9._-]", "-", text)
-    if len(name) <= _MAX_NAME:
+def _as_name(name: str, text: str, *, is_one: bool) -> str:
+    if len(name) <= _MAX_NAME and is_one:
         return name
     return f"{name[: _MAX_NAME - 9]}-{hashlib.blake2b(text.encode(), digest_size=4).hexdigest()}"
 

@@ -23,9 +23,9 @@ AdvantageFn = Callable[[Float64[np.ndarray, " K"], LossConfig], Float64[np.ndarr
 
 
 _ROUNDING = 4 * float(np.finfo(np.float32).eps)
+"""Relative difference up to which two rewards count as equal; allows for float32 rounding in verifiers."""
 _CANCELLED = 1e-13
 """Difference of rewards whose weighted parts cancel, as 0.1 + 0.2 - 0.3 and 0."""
-"""Relative difference up to which two rewards count as equal; allows for float32 rounding in verifiers."""
 
 
 OWN_ADVANTAGE = custom_functions.Signature(

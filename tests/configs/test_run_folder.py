@@ -21,7 +21,15 @@ from configs.run_folder import (
     with_template_date,
 )
 from configs.schema import Config
-from configs.sections import ActorConfig, PromptsConfig, PublishConfig, RunConfig, StoreConfig, SupervisionConfig
+from configs.sections import (
+    ActorConfig,
+    CheckpointConfig,
+    PromptsConfig,
+    PublishConfig,
+    RunConfig,
+    StoreConfig,
+    SupervisionConfig,
+)
 
 REPO = pathlib.Path(overrides.__file__).parents[1]
 PATHS = {
@@ -209,6 +217,13 @@ def test_open_run_another_config_is_refused_naming_the_fields(tmp_path):
     assert "preset was 'test', now 'other'" in str(e.value)
     assert "run." not in str(e.value).replace("config.run.dir", "")
     assert (tmp_path / "run" / "config.json").read_bytes() == before
+
+
+def test_open_run_with_other_engine_memory_and_checkpoints_is_accepted(tmp_path):
+    config = in_folder(tmp_path / "run")
+    set_up_run(config)
+    actor = dataclasses.replace(config.actor, gpu_memory_utilization=0.5, kv_cache_gib=2, max_restarts=9)
+    check_run_folder(dataclasses.replace(config, actor=actor, checkpoint=CheckpointConfig(every_n_steps=7, keep=3)))
 
 
 def test_open_run_begun_before_a_field_existed_has_its_default(tmp_path):

@@ -48,6 +48,14 @@ def test_load_config_of_a_wrong_field_raises(fields, said):
         api.load_config("tiny", fields)
 
 
+def test_error_of_the_callers_function_ends_the_command():
+    def stop(line: str) -> None:
+        raise RuntimeError(line)
+
+    with pytest.raises(RuntimeError, match="Serving HTTP"):
+        api._run("http.server", ["--bind=127.0.0.1", "0"], stop)  # which serves until it is ended
+
+
 def test_train_gives_the_command_the_whole_config_and_returns_its_summary(commands, tmp_path):
     run = tmp_path / "run"
     run.mkdir()

@@ -67,6 +67,7 @@ CASES = {
         [TINY, "--config.run.dir={place}/model"],
         "expected JSON|holds a run of another|expected a run folder",
     ),
+    "two run folders": ([TINY, "--run_dir={place}/new/run", "--config.run.dir={place}/other"], "give one of them"),
     "run folder is a file, continued": (["--run_dir={place}/file"], "expected a run folder"),
     "run folder with a list": (["--run_dir={place}/list"], "config.json: expected a JSON object, got list"),
     "run folder whose model is gone": (["--run_dir={place}/orphaned"], "model.path: no model folder '{place}/gone'"),

@@ -6,6 +6,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Mapping
 
 import pytest
 from absl import flags
@@ -33,13 +34,15 @@ def model(tmp_path):
 def prepare(tmp_path, model, monkeypatch):
     """`prepare()` under some flags and overrides, with a model that needs not be made."""
 
-    def call(config: str | None = TINY, run_dir: str | None = None, **given: str):
+    def call(
+        config: str | None = TINY, run_dir: str | None = None, forced: Mapping[str, str] | None = None, **given: str
+    ):
         paths = {k.replace("__", "."): v for k, v in given.items()}
         if config:
             paths = {"model.path": str(model), "evaluation.num_problems": "5"} | paths
         monkeypatch.setattr(cli, "_overrides", paths)
         with flagsaver.flagsaver(config=config, run_dir=run_dir):
-            return prepare_run.prepare_run(("learner", "actor"))
+            return prepare_run.prepare_run(("learner", "actor"), forced=forced or {})
 
     flags.FLAGS.mark_as_parsed()
     yield call
@@ -56,6 +59,13 @@ def test_prepare_sets_the_run_folder_up(prepare, tmp_path, model):
 
 def test_prepare_run_dir_is_short_for_the_override(prepare, tmp_path):
     assert prepare(run_dir=str(tmp_path / "run")).config.run.dir == str(tmp_path / "run")
+
+
+def test_prepare_with_forced_fields_leaves_what_the_command_line_names(prepare, tmp_path):
+    forced = {"run.dir": str(tmp_path / "forced"), "store.url": ""}
+    got = prepare(forced=forced, run__dir=str(tmp_path / "run"), store__url="postgresql://learner@db.example/sluice")
+    assert (got.folder, got.config.store.url) == (tmp_path / "forced", "")
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.heavy

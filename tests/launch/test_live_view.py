@@ -235,7 +235,9 @@ def test_view_of_80_columns_breaks_no_word(file, tmp_path):
 
 def test_supervised_run_shows_its_losses_and_no_samples(tmp_path, file):
     config = Config(preset="sft", loss=LossConfig(name="sft"), run=RunConfig(name="mine", num_updates=40))
-    view, lines = RunView(config, tmp_path), []
+    view, lines = RunView(config, tmp_path), list[str]()
+    progress = PlainProgress(view, lines.append)
+    progress.update(view.update())
     losses = [{"kind": "step", "step": i, "loss": 3.0 - i, "tokens_per_s": 1234.0} for i in (1, 2)]
     append(
         file,
@@ -243,7 +245,7 @@ def test_supervised_run_shows_its_losses_and_no_samples(tmp_path, file):
         *losses,
         {"kind": "eval/b", "set": "b", "step": 2, "eval/b/loss": 0.5},
     )
-    PlainProgress(view, lines.append).update(view.update())
+    progress.update(view.update())
     assert [line.partition("] ")[2] for line in lines] == [
         "held-out loss 2.750 at step 0",
         "evaluation b loss 0.500 at step 2",

@@ -106,6 +106,17 @@ def test_evaluations_are_said_each(run):
     assert run.said[1:] == ["held-out reward 0.000 at step 0", "held-out reward 0.250 at step 2"]
 
 
+def test_evaluations_of_an_earlier_start_are_not_said_again(run):
+    rows = [{"kind": "eval", "step": s, "eval/reward": s / 8} for s in (0, 2, 4)]
+    run.file.write_text("".join(json.dumps(row) + "\n" for row in rows[:2]))
+    run.look(1, learner="pid 1")
+    rewritten = run.file.with_name("new")
+    rewritten.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    rewritten.rename(run.file)
+    run.look(1, learner="pid 1")
+    assert run.said[1:] == ["held-out reward 0.500 at step 4"]
+
+
 def test_of_many_actors_changes_are_gathered(run):
     def look(seconds: float, loading: int) -> None:
         actors = {f"actor_{i}": f"pid {i}, {'loading' if i < loading else 'starting'}" for i in range(64)}

@@ -132,6 +132,15 @@ def test_set_up_below_a_path_with_a_space_installs_a_run_and_then_what_tests_nee
         assert "up to date (cpu,dev)" in place.set_up(*again).stdout
 
 
+def test_set_up_after_one_that_failed_goes_on_with_its_target(place):
+    assert place.set_up("cpu,report").returncode == 0
+    python = place.clone / ".venv" / "bin" / "python"
+    python.write_text(PYTHON.replace("  *libnuma*)", "  *'pip install'*) exit 1 ;;\n  *libnuma*)"))
+    assert place.set_up("+dev").returncode == 1
+    python.write_text(PYTHON)
+    assert "ready: .venv (cpu,report,dev)" in place.set_up().stdout
+
+
 def test_other_extras_of_a_cpu_set_up_are_added_to_the_locked_packages(place):
     done = place.set_up("cpu,wandb,report")
     assert done.returncode == 0 and "ready: .venv (cpu,wandb,report)" in done.stdout, done.stdout + done.stderr

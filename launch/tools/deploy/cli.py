@@ -9,7 +9,9 @@ the next steps.
 
 import dataclasses
 import pathlib
+import shlex
 import typing
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from absl import flags
@@ -61,10 +63,11 @@ def main() -> int:
         render = kubernetes.render if given["target"] == "kubernetes" else slurm.render
         folder = pathlib.Path(_OUT.value)
         folder.mkdir(parents=True, exist_ok=True)
-        for name, text in render(deployment).items():
+        files = render(deployment)
+        for name, text in files.items():
             (folder / name).write_text(text)
             (folder / name).chmod(0o755 if name.endswith(".sh") else 0o644)
-    print(summary(deployment, folder))
+    print(summary(deployment, [folder / name for name in files]))
     return 0
 
 
@@ -81,8 +84,8 @@ def files_of_actors(config: Config) -> list[str]:
     return [f"{field}={path}" for field, path in paths.items() if path]
 
 
-def summary(deployment: Deployment, folder: pathlib.Path) -> str:
-    """Returns the placement of the run, and the next steps."""
+def summary(deployment: Deployment, files: Sequence[pathlib.Path]) -> str:
+    """Returns the placement of the run, and the next steps with the rendered files."""
     settings = deployment.settings
     rows = [f"learner: {deployment.learner.title}"]
     if settings.one_node:
@@ -91,9 +94,16 @@ def summary(deployment: Deployment, folder: pathlib.Path) -> str:
         rows.append(f"actors: {deployment.num_actors}, each {deployment.actor.title}")
     rows.append(f"run folder: {deployment.config.run.dir}")
     if settings.target == "kubernetes":
-        if not settings.one_node and (files := files_of_actors(deployment.config)):
-            rows.append(f"actor pods mount no storage: {', '.join(files)} must be in --actor_image")
-        page, todo = "kubernetes", [*kubernetes.secrets_of(deployment), f"kubectl apply -f {folder}"]
+        if not settings.one_node and (local := files_of_actors(deployment.config)):
+            rows.append(f"actor pods mount no storage: {', '.join(local)} must be in --actor_image")
+        # By name, because the folder may hold the files of another rendering.
+        page, todo = (
+            "kubernetes",
+            [
+                *kubernetes.secrets_of(deployment),
+                " ".join(["kubectl apply", *(f"-f {shlex.quote(str(file))}" for file in files)]),
+            ],
+        )
     else:
-        page, todo = "slurm_ray", [f"{folder}/submit.sh"]
+        page, todo = "slurm_ray", [shlex.quote(str(file)) for file in files if file.name == "submit.sh"]
     return "\n".join([*rows, f"then (docs/{page}.md):", *(f"  {line}" for line in todo)])

@@ -5,6 +5,7 @@ in `settings.sh`, quoted by `shlex`.
 """
 
 import importlib.resources
+import math
 import re
 import shlex
 from collections.abc import Iterable, Sequence
@@ -133,7 +134,27 @@ def _header(
         wanted += deployment.settings.learner_options
     given = {option.partition("=")[0]: option for option in wanted}  # the last option of a name wins
     given = {n: o for n, o in given.items() if not any(other in given for other in _INSTEAD.get(n, ()))}
+    if time_limit_s(limit := given["time"].partition("=")[2]) <= grace_s + _MARGIN_S:
+        raise ValueError(
+            f"--time={limit}: {name} needs more than {grace_s + _MARGIN_S} s, since it is stopped that long before the "
+            "limit (--grace_s)"
+        )
     return _BASH + "".join(f"#SBATCH --{option}\n" for option in given.values())
+
+
+def time_limit_s(text: str) -> float:
+    """Returns an sbatch time limit in seconds, infinity for none.
+
+    Formats: minutes, minutes:seconds, hours:minutes:seconds, days-hours, days-hours:minutes and with seconds.
+    """
+    if not text.replace("-", ":").replace(":", "").isdigit():
+        return math.inf
+    days, _, clock = text.rpartition("-")
+    parts = [int(part) for part in clock.split(":")]
+    if not days and len(parts) < 3:
+        parts = [0, *parts]
+    hours, minutes, seconds = [*parts, 0, 0][:3]
+    return 86400 * int(days or 0) + 3600 * hours + 60 * minutes + seconds or math.inf
 
 
 def _script(name: str) -> str:

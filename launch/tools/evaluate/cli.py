@@ -36,6 +36,8 @@ from launch.tools.evaluate import eval_runner, export, results, settings
 from launch.tools.evaluate.eval_runner import Progress, leaves
 from launch.tools.out_file import check_out_file
 
+SHARED_FLAGS = ("config", "run_dir")
+"""Shared flags that this command accepts."""
 _MODEL = flags.DEFINE_string("model", None, "Hugging Face folder (safetensors) of any model family that vLLM supports.")
 _STEP = flags.DEFINE_integer(
     "step", None, "With --run_dir: step of the checkpoint; default: the newest.", lower_bound=0

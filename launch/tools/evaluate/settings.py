@@ -163,7 +163,7 @@ def _reset_training(raw: dict[str, Any]) -> None:
     raw["model"] |= {"routing_replay": False}
     raw["packing"] |= {"whole_groups": False}
     raw["rounds"] |= {"samples_per_group": max(2, raw["rounds"]["samples_per_group"])}
-    raw["prompts"] |= {"teacher_field": ""}
+    raw["prompts"] |= {"teacher_field": "", "num_epochs": 0}
     for source in raw["prompts"]["mixture"].values():
         source["teacher"] = ""
 

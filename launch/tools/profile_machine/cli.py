@@ -21,6 +21,7 @@ from absl import flags
 
 from bridge.store.sqlite_database import LOOK_S
 from configs.run_folder import snapshot_folder
+from configs.sections import StoreConfig
 from launch import cli
 from launch.startup import prepare_run
 from launch.supervision.placement import VISIBLE, Machine, place
@@ -74,18 +75,21 @@ def main() -> int:
         if _STORE_ONLY.value:
             return _measure_store(out)
     with tempfile.TemporaryDirectory(prefix="sluice-profile-") as root:
-        flags.FLAGS.run_dir = str(pathlib.Path(root) / "run")
+        # Nothing of the measured run goes to where the real one will be.
+        forced = {"run.dir": str(pathlib.Path(root) / "run"), "store.url": "", "store.bucket": ""}
+        forced |= {"publish.bucket": "", "publish.serve": "none"}
         with cli.usage_errors():
-            prepared = prepare_run.prepare_run(("learner", "actor"))
+            prepared = prepare_run.prepare_run(("learner", "actor"), forced=forced)
         try:
             profile = measure(
                 prepared,
                 pathlib.Path(root),
+                store=prepare_run.config().store,
                 num_prompts=_NUM_PROMPTS.value,
                 context_tokens=_CONTEXT.value,
                 sizes=sizes,
             )
-        except ChildError as e:
+        except (ChildError, ValueError) as e:
             print(f"error: {e}")
             return 1
         finally:
@@ -127,6 +131,7 @@ def measure(
     prepared: prepare_run.PreparedRun,
     logs: pathlib.Path,
     *,
+    store: StoreConfig,
     num_prompts: int,
     context_tokens: int,
     sizes: Sequence[int] = (),
@@ -136,6 +141,7 @@ def measure(
     Args:
       prepared: run whose model and sizes are measured.
       logs: folder for the processes' logs.
+      store: store that is measured too if it is a server.
       num_prompts: prompts whose responses are sampled for their lengths.
       context_tokens: sequence length while measuring the engine's speed; 0 means half of model.max_tokens.
       sizes: further tensor parallel sizes, of which one engine each is started and measured.
@@ -172,7 +178,7 @@ def measure(
                 "claim_s": LOOK_S / 2,  # mean delay, as above
                 **_ask(engine, learner, "judging", task=problems["task"]),
                 # A file store serves only the few actors of one machine, and measuring it takes time.
-                **({"store": store_profile(config.store, logs)} if is_server(config.store) else {}),
+                **({"store": store_profile(store, logs)} if is_server(store) else {}),
             }
         by_size = {}
         for size in sizes:

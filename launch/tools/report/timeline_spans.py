@@ -165,7 +165,7 @@ class RoundTimeline:
             tracks.append({"name": role, **y, "alive": alive})
             spans += _rectangles(kept, lanes, about, top=top, height=height, num_lanes=num_lanes)
             if role.startswith("learner"):
-                spans += _idle([event for _, event in kept], about, alive, top=top, height=height / num_lanes)
+                spans += _idle([event for _, event in events], about, alive, top=top, height=height / num_lanes)
             for name, of in seen:
                 marks += _marks(name, of.instants[:max_marks], about, at=top + height / 2)
             top += height + 0.25

@@ -104,6 +104,9 @@ def read_kept(folder: pathlib.Path) -> Samples:
 
 
 def _query() -> Query:
+    chosen_by = [flag.name for flag in (_SORT, _REVERSE, _GREP, _STEP, _EVAL) if flag.present]
+    if _COMPARE.value and chosen_by:
+        raise ValueError(f"--{chosen_by[0]} has no effect with --compare; remove it")
     try:
         grep = re.compile(_GREP.value) if _GREP.value is not None else None
     except re.error as e:

@@ -5,6 +5,7 @@ import ipaddress
 import os
 import pathlib
 import secrets
+import shlex
 from collections.abc import Sequence
 
 from bridge import credentials as names
@@ -93,7 +94,7 @@ def write_private(path: pathlib.Path, content: bytes, *, mode: int = 0o600) -> N
 
 
 def _exports(folder: pathlib.Path, variables: dict[str, str]) -> list[str]:
-    return [f"export {variable}={folder / name}" for variable, name in variables.items()]
+    return [f"export {variable}={shlex.quote(str(folder / name))}" for variable, name in variables.items()]
 
 
 def _identity(host: str) -> str:

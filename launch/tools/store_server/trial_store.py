@@ -6,6 +6,7 @@ import fcntl
 import os
 import pathlib
 import secrets
+import shlex
 from collections.abc import Iterator
 
 import psycopg
@@ -84,7 +85,8 @@ class TrialLocation:
         """Returns the settings of both sides as shell commands."""
         lines: list[str] = []
         for role, flag in (("learner", "--config.store.url"), ("actor", "--store")):
-            lines += [f"# {role}", f"export PGPASSFILE={self.passfile(role)}", f"{flag}='{self.url(role)}'", ""]
+            export = f"export PGPASSFILE={shlex.quote(str(self.passfile(role)))}"
+            lines += [f"# {role}", export, f"{flag}='{self.url(role)}'", ""]
         if self.has_tls:
             lines.append("# both: PGSSLROOTCERT=FILE names the authority of the server's certificate (ca.pem)")
         return "\n".join(lines).rstrip()

@@ -131,6 +131,15 @@ def test_file_no_row_of_which_passes_is_refused_in_one_line(tmp_path):
 
 
 @pytest.mark.heavy
+def test_rows_that_are_not_asked_are_neither_counted_nor_passing(tmp_path):
+    only_judged = [row | {"rewards": [{"name": "judge"}]} for row in rows_of(3)]
+    assert checked(with_rewards(config_of(path=jsonl(tmp_path, only_judged)), tmp_path)).notes == []
+    wrong = [row | {"rewards": [{"name": "math"}], "answer": "$ $"} for row in rows_of(2)]
+    with pytest.raises(ValueError, match="no row passes its verifiers"):
+        checked(with_rewards(config_of(path=jsonl(tmp_path, only_judged + wrong)), tmp_path))
+
+
+@pytest.mark.heavy
 def test_judges_and_forms_and_penalties_are_not_asked(tmp_path):
     rewards = [{"name": "format", "weight": 0.5}, {"name": "math", "weight": -1.0}, {"name": "exact"}]
     rows = [row | {"rewards": rewards, "answer": "\\frac{", "metadata": {"format": "x"}} for row in rows_of(3)]
@@ -159,8 +168,9 @@ def test_verifier_that_can_not_be_had_is_refused_where_an_actor_is_to_run_and_to
     with pytest.raises(ValueError, match="verifier code.*bubblewrap is not installed"):
         checked(config)
     found = checked(config, roles=("learner",))
-    assert found.gold_failures == {} and len(found.notes) == 2
-    assert found.notes[0].startswith("note: reference answers are not checked by verifier code on this machine: ")
+    (note,) = found.notes
+    assert not found.gold_failures
+    assert note.startswith("note: reference answers are not checked by verifier code on this machine: ")
 
 
 @pytest.mark.heavy

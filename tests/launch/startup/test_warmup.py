@@ -123,5 +123,6 @@ def test_tiny_model_of_other_rows_is_another(tmp_path, monkeypatch):
         path = jsonl(tmp_path, rows)
         tiny_model.cached_tiny_model(dataclasses.replace(config, prompts=PromptsConfig(path=path, verifier="exact")))
     assert made[0] == made[1] != made[2] and made[0].name.startswith("tiny-rows-")
-    with pytest.raises(ValueError, match="no prompts file 'nowhere.jsonl'"):
-        tiny_model.cached_tiny_model(dataclasses.replace(config, prompts=PromptsConfig(path="nowhere.jsonl")))
+    for path in ("nowhere.jsonl", "hf:openai/gsm8k"):
+        with pytest.raises(ValueError, match=f"no prompts file '{path}' .* set model.path"):
+            tiny_model.cached_tiny_model(dataclasses.replace(config, prompts=PromptsConfig(path=path)))

@@ -207,14 +207,16 @@ def test_place_without_gpus_gives_each_of_several_engines_its_own_cores(num_core
 def test_warnings_name_devices_that_two_engines_share():
     actor = ActorConfig(devices="0;0;1", num_engines=3, gpu_memory_utilization=0.4)
     config = Config(preset="test", actor=actor, mesh=MeshConfig(devices="1"))
-    first, second = place(config, machine(2)).warnings()
+    first, second = place(config, machine(2)).warnings(machine(2))
     assert "learner and actor-2 share device 1" in first
     assert second == "warning: actor-0 and actor-1 share device 0"
 
 
-def test_warnings_name_the_one_device_of_a_machine_that_all_have():
-    config = Config(preset="test", actor=ActorConfig(devices="0"), mesh=MESH)
-    (said,) = place(config, machine(1)).warnings()
+@pytest.mark.parametrize(("engine", "learner"), [("0", ""), ("", ""), ("", "0")])
+def test_warnings_name_the_one_device_of_a_machine_that_all_have(engine, learner):
+    mesh = dataclasses.replace(MESH, devices=learner)
+    config = Config(preset="test", actor=ActorConfig(devices=engine), mesh=mesh)
+    (said,) = place(config, machine(1)).warnings(machine(1))
     assert "learner and actor-0 share device 0" in said
 
 

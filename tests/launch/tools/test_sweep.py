@@ -118,6 +118,7 @@ def test_point_names_are_short_and_of_one_point_each():
     ]
     long = sweep.point_names([{"prompts.path": "x" * 200 + end} for end in "ab"])
     assert len(set(long)) == 2 and {len(name) for name in long} == {100}
+    assert len(set(sweep.point_names([{"model.path": "a/b"}, {"model.path": "a-b"}]))) == 2
 
 
 @pytest.mark.parametrize(
@@ -127,6 +128,7 @@ def test_point_names_are_short_and_of_one_point_each():
         ({"grid": ["run.seed"]}, "--grid=run.seed: expected FIELD=VALUE,VALUE,..."),
         ({"grid": ["run.seed=1", "run.seed=2"]}, "run.seed is set twice"),
         ({"grid": ["run.seed=1,1"]}, "two points have the same fields"),
+        ({"grid": ["run.name=a,b"]}, "run.name: each point has its own below --sweep_dir"),
         ({"grid": ["run.sed=1,2"]}, "did you mean 'run.seed'"),
         ({"grid": ["rounds.groups_per_update=8,7"]}, "must divide"),
     ],

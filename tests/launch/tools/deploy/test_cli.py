@@ -42,7 +42,7 @@ def test_command_writes_files_and_says_what_is_next(tmp_path):
     assert done.code == 0, done.err
     assert sorted(f.name for f in (tmp_path / "out").iterdir()) == ["actors.yaml", "learner.yaml", "run.yaml"]
     assert "learner: v5p-64 by its chips, Google's name v5p-128: 4x4x4, 16 hosts of 4 chips" in done.out
-    assert f"kubectl apply -f {tmp_path}/out" in done.out
+    assert f"kubectl apply -f {tmp_path}/out/run.yaml -f " in done.out
 
 
 @pytest.mark.heavy

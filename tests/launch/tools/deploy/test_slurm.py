@@ -1,5 +1,6 @@
 """Rendered jobs: read by bash and shellcheck, and run with Slurm's commands and Python stood in for."""
 
+import math
 import os
 import pathlib
 import shlex
@@ -70,6 +71,25 @@ def test_options_of_the_user_stand_in_place_of_what_a_clouds_host_has(options, w
     text = slurm.render(gpus_alone("slurm", learner_options=options))["learner.sbatch"]
     asked = {n: v for n, v in headers(text).items() if n.startswith(("cpus-", "mem", "gpus", "gres"))}
     assert asked == wanted and text.count("#SBATCH") == len(headers(text))
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        *(("5", 300), ("5:30", 330), ("1:00:00", 3600), ("2-12", 216000), ("2-12:30", 217800), ("1-0:0:1", 86401)),
+        *(("0", math.inf), ("UNLIMITED", math.inf)),
+    ],
+)
+def test_time_limit_is_read_as_sbatch_reads_it(text, seconds):
+    assert slurm.time_limit_s(text) == seconds
+
+
+def test_time_limit_that_is_over_at_once_is_refused():
+    with pytest.raises(ValueError, match=r"--time=10:00: .*-learner needs more than 660 s"):
+        slurm.render(gpus_alone("slurm", time="10:00", grace_s=600))
+    with pytest.raises(ValueError, match=r"--time=11:30: .*-node needs more than 720 s"):
+        slurm.render(one_node("slurm", time="11:30", grace_s=600))
+    slurm.render(one_node("slurm", time="12:30", grace_s=600))
 
 
 @pytest.mark.heavy

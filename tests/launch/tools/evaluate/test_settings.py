@@ -200,13 +200,14 @@ def test_settle_of_a_supervised_run_lets_a_response_be_as_long_as_its_rows(model
             "prompts.mixture.one.teacher": "a",
         },
         {"model.routing_replay": "True", "actor.prefix_caching": "True"},
+        {"prompts.num_epochs": "1"},
         {"loss.correction.veto": "group", "packing.whole_groups": "True", "packing.rows": "16"},
     ],
 )
 def test_settle_of_a_run_takes_nothing_that_only_training_reads(model, fields):
     base = overrides.apply(overrides.load_preset("rolloutpipe:tiny"), fields)
     config = settled(model, base=base)
-    assert config.loss == LossConfig() and not config.model.routing_replay
+    assert config.loss == LossConfig() and not config.model.routing_replay and not config.prompts.num_epochs
     assert config.prompts.mixture.keys() == base.prompts.mixture.keys()
 
 

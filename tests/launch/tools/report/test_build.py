@@ -6,12 +6,13 @@ import shutil
 import numpy as np
 import pytest
 
+from launch.tools.report import page as report_page
 from launch.tools.report.build import build, write_report
 from launch.tools.report.figures import COLOURS, draw, standard_error
 from launch.tools.report.page import json_for_script, shown_samples
 from launch.tools.report.panels import positions
 from launch.tools.report.run_data import read_run, read_runs
-from launch.tools.samples.samples_view import read_samples
+from launch.tools.samples.samples_view import ResponseLine, read_samples
 from tests.launch.tools.report.folder import HOSTILE, make_folder
 
 
@@ -50,6 +51,11 @@ def test_report_has_all_samples_rounds_numbers_and_the_config(run):
         "failed or hung verifier calls",
     ):
         assert word in page
+
+
+def test_zero_is_told_where_it_is_a_measurement():
+    told = report_page._response(ResponseLine(reward=0.0, advantage=0.0, lag=0.0, lag_max=0))
+    assert {n: v for n, v in told.items() if v == 0} == {"reward": 0.0, "advantage": 0.0, "lag": 0.0, "tokens": 0}
 
 
 @pytest.mark.heavy

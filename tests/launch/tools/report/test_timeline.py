@@ -162,6 +162,15 @@ def test_learner_that_saves_or_probes_is_not_drawn_as_waiting_for_groups():
     ]  # fmt: skip
 
 
+def test_learner_is_not_drawn_as_waiting_while_spans_that_are_left_out_ran():
+    (one,) = find_rounds([instant("issue", 0, step=0), *updates(10)], updates_per_round=1, by_rounds=True)
+    timeline = RoundTimeline([one], run_end_s=10)
+    timeline.add("learner", [*(span("train", i, i + 1) for i in range(6)), *updates(10)])
+    got = timeline.drawn(0, max_of_track=2)
+    assert got["left_out"] == 5
+    assert [k[1:] for k in kinds(got, "learner") if k[0] == "idle"] == [(6, 9.9)]
+
+
 def test_learner_that_is_dead_is_not_drawn_as_one_without_work():
     (one,) = find_rounds([instant("issue", 0, step=0), *updates(4, 20)], updates_per_round=2, by_rounds=True)
     told = [

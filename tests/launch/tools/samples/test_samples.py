@@ -21,6 +21,7 @@ REFUSED = {
     "step": (("--run_dir=RUN", "--step=9-3"), "--step must be a step or a range"),
     "sort": (("--run_dir=RUN", "--sort=size"), "should be one of <step|reward|lag|length>"),
     "limit": (("--run_dir=RUN", "--limit=0"), "0 is not a positive integer"),
+    "compare": (("--run_dir=RUN", "--compare", "--grep=x"), "--grep has no effect with --compare"),
 }
 SHOWN = (
     ("--run_dir=RUN", "--limit=2", "--sort=reward"),
