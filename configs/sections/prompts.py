@@ -48,10 +48,11 @@ class SourceFields:
     """Branch, tag or commit of a Hugging Face dataset. Empty: the newest commit."""
     eval_path: LocalPath = ""
     """Path of held-out problems. A Hugging Face dataset other than `path` is read in its default subset and newest
-    commit. Empty: one in `prompts.held_out_one_in` problems is held out, chosen by a hash of the prompt."""
+    commit, and its split eval_split (empty: train). Empty: one in `prompts.held_out_one_in` problems is held out,
+    chosen by a hash of the prompt."""
     eval_split: str = ""
-    """Split of the Hugging Face dataset with held-out problems. Empty: eval_path, or else one in
-    `prompts.held_out_one_in` problems."""
+    """Split with held-out problems of the Hugging Face dataset `eval_path`, or else `path`. Empty: eval_path, or else
+    one in `prompts.held_out_one_in` problems."""
     task: str = ""
     """reasoning-gym task family. Empty: no task."""
     task_args: PlainArgs = dataclasses.field(default_factory=PlainArgs)
@@ -130,6 +131,11 @@ class PromptSource(SourceFields):
     def _check_judges(self, where: str) -> None:
         if not self.parts and not self.environment:
             raise ValueError(f"{where}: set verifier or rewards")
+        if self.rewards and self.verifier and self.verifier not in self.rewards:
+            raise ValueError(
+                f"{where}.verifier={self.verifier} has no effect with {where}.rewards; add it to {where}.rewards, or "
+                "leave it out"
+            )
         if "reasoning_gym" in self.parts and not self.task:
             raise ValueError(
                 f"{where}.verifier=reasoning_gym requires a reasoning-gym task; for {where}.path use exact or math"
@@ -141,13 +147,14 @@ class PromptSource(SourceFields):
             )
 
     def _check_fields_have_effect(self, where: str) -> None:
-        of_hub = {n: getattr(self, n) for n in ("subset", "revision", "eval_split")}
+        is_eval_of_hub = self.eval_path.startswith(HUGGING_FACE)
+        of_hub = {n: getattr(self, n) for n in ("subset", "revision", *(() if is_eval_of_hub else ("eval_split",)))}
         if not self.is_hugging_face and (self.split != "train" or any(of_hub.values())):
             raise ValueError(
                 f"{where}.subset, split, revision and eval_split require a Hugging Face dataset (path=hf:NAME), got "
                 f"{where}.path={self.path!r}"
             )
-        if self.eval_path and self.eval_split:
+        if self.eval_path and self.eval_split and not is_eval_of_hub:
             raise ValueError(f"{where}.eval_path and {where}.eval_split both select held-out problems. Set only one")
         if self.eval_path and not self.path:
             raise ValueError(f"{where}.eval_path requires {where}.path, because a task generates its held-out problems")
@@ -157,6 +164,8 @@ class PromptSource(SourceFields):
                 f"{where}.environment_args and {where}.environment_rows require an environment that generates its own "
                 f"rows ({where}.environment without a path or a task)"
             )
+        if where != "prompts" and not self.task and (self.task_args or self.pattern):
+            raise ValueError(f"{where}.task_args and {where}.pattern require {where}.task")
         if self.environment_rows:
             custom_functions.check_name(f"{where}.environment_rows", self.environment_rows, ())
 

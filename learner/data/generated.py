@@ -184,6 +184,8 @@ def open_generated(name: str, setting: SourceContext, *, num_held_out: int) -> O
       ValueError: the generator fails, no question can be trained on, or there are too few held-out problems.
     """
     source = setting.config.prompts.sources[name]
+    if source.task and "format" in source.parts and not setting.config.rewards.format_pattern:
+        raise ValueError(f"{where(name)}: verifier format requires rewards.format_pattern, since tasks have no pattern")
     held_out, bad = draw_held_out(
         source, setting, num_held_out, name=name, field=where(name), bound="evaluation.num_problems"
     )

@@ -25,7 +25,7 @@ from learner.data.tokenizer import Tokenizer
 def open_eval_rows(source: PromptSource, form: RowFormat) -> Rows | None:
     """Returns the rows of the source's evaluation file or split, or None if a hash selects held-out rows."""
     if source.eval_path:
-        return open_rows(source, form.columns, path=source.eval_path)
+        return open_rows(source, form.columns, path=source.eval_path, split=source.eval_split)
     return open_rows(source, form.columns, split=source.eval_split) if source.eval_split else None
 
 

@@ -64,6 +64,8 @@ class RowFormat:
     """Teachers that rows may name."""
     needs_teacher: bool = False
     """True if a row without a teacher is invalid."""
+    needs_format: bool = False
+    """True if a row for verifier format must have its own pattern."""
     response_field: str = ""
     """Column with the response of supervised rows; empty: rows are for reinforcement learning."""
 
@@ -154,6 +156,8 @@ def problem_of(number: int, row: dict[str, Any], form: RowFormat) -> RawProblem:
             raise NotARowError(str(e)) from e
     if "format" in parts and (pattern := metadata.get("format")):
         _check_pattern(pattern)
+    elif "format" in parts and form.needs_format:
+        raise NotARowError("verifier format needs rewards.format_pattern, or a pattern in the row's metadata (format)")
     question, messages, tools = _prompt(row, form)
     if "judge" in parts:  # the judge prompt contains the question
         metadata = {"question": question} | {name: v for name, v in metadata.items() if v is not None}
@@ -261,7 +265,9 @@ def _parts(row: dict[str, Any], form: RowFormat) -> dict[str, float]:
         name = part["name"]
         weight = 1.0 if part.get("weight") is None else part["weight"]
         if name not in form.verifiers:
-            raise NotARowError(f"{field!r}: no verifier {name!r}; there are {', '.join(sorted(form.verifiers))}")
+            needed = "; judge needs judge.url or judge.colocate" if name == "judge" else ""
+            known = ", ".join(sorted(form.verifiers))
+            raise NotARowError(f"{field!r}: no verifier {name!r}; there are {known}{needed}")
         if name in parts:
             raise NotARowError(f"{field!r} names {name!r} twice")
         if isinstance(weight, bool) or not isinstance(weight, int | float) or not _counts(weight):

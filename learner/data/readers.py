@@ -228,11 +228,11 @@ def load(source: PromptSource, columns: Sequence[str], *, split: str) -> ArrowRo
 
 
 def open_rows(source: PromptSource, columns: Sequence[str], *, path: str = "", split: str = "") -> Rows:
-    """Opens the source's file or data set, or raises ValueError. `path` or `split` selects the evaluation rows."""
+    """Opens the source's file or data set, or raises ValueError. `path` and `split` select the evaluation rows."""
     path = path or source.path
     if path.startswith(HUGGING_FACE):
         if path != source.path:  # its subsets and revisions have other names
-            source = dataclasses.replace(source, path=path, subset="", revision="")
+            source = dataclasses.replace(source, path=path, subset="", revision="", split="train")
         return load(source, columns, split=split or source.split)
     if path.endswith((".arrayrecord", ".array_record")):
         return ArrayRecordRows(path)

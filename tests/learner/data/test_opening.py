@@ -3,6 +3,7 @@ from typing import Any
 
 import pytest
 
+from configs import sections
 from configs.sections.prompts import PromptSource
 from learner.data import generated
 from learner.data.open_sources import open_sources
@@ -120,6 +121,41 @@ def test_open_file_without_a_good_row_names_the_first(tmp_path, tokenizer):
         open_one(config_of(path=path), tokenizer)
     with pytest.raises(ValueError, match=r"no usable row \(0 malformed\)"):
         open_one(config_of(path=jsonl(tmp_path, [])), tokenizer)
+
+
+def test_open_held_out_rows_of_another_data_set_are_of_its_split(tmp_path, tokenizer):
+    (data := tmp_path / "data").mkdir()
+    for split, start in (("train", 500), ("test", 700)):
+        jsonl(data, rows_of(4, start=start), f"{split}.jsonl")
+    given = dict(path=jsonl(tmp_path, rows_of(30)), eval_path=f"hf:{data}", num_problems=4)
+    for split, start in (("test", 700), ("", 500)):
+        opened = open_one(config_of(**given, eval_split=split), tokenizer)
+        assert held(opened) == [row["prompt"] for row in rows_of(4, start=start)]
+
+
+def test_open_rows_that_no_actor_could_score_are_set_aside(tmp_path, tokenizer):
+    rows = rows_of(40)
+    rows[1]["rewards"] = [{"name": "format"}]
+    rows[2]["rewards"] = [{"name": "format"}]
+    rows[2]["metadata"] = {"format": ".*"}
+    rows[3]["rewards"] = [{"name": "judge"}]
+    config = config_of(path=jsonl(tmp_path, rows), num_problems=0)
+    assert [(bad.row, bad.reason.split("; ")[-1]) for bad in open_one(config, tokenizer).bad] == [
+        (2, "verifier format needs rewards.format_pattern, or a pattern in the row's metadata (format)"),
+        (4, "judge needs judge.url or judge.colocate"),
+    ]
+    scored = dataclasses.replace(
+        config,
+        rewards=sections.RewardsConfig(format_pattern=".*"),
+        judge=sections.JudgeConfig(url="http://127.0.0.1:1/v1", model="m"),
+    )
+    assert open_one(scored, tokenizer).bad == ()
+
+
+def test_open_task_with_a_format_and_no_pattern_is_refused(tokenizer):
+    config = config_of(**SUMS, rewards={"reasoning_gym": 1.0, "format": 0.2})
+    with pytest.raises(ValueError, match=r"prompts: verifier format requires rewards\.format_pattern"):
+        open_one(config, tokenizer)
 
 
 def test_open_file_missing_or_foreign_is_refused(tmp_path, tokenizer):
