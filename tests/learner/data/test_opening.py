@@ -127,7 +127,7 @@ def test_open_held_out_rows_of_another_data_set_are_of_its_split(tmp_path, token
     (data := tmp_path / "data").mkdir()
     for split, start in (("train", 500), ("test", 700)):
         jsonl(data, rows_of(4, start=start), f"{split}.jsonl")
-    given = dict(path=jsonl(tmp_path, rows_of(30)), eval_path=f"hf:{data}", num_problems=4)
+    given: dict[str, Any] = dict(path=jsonl(tmp_path, rows_of(30)), eval_path=f"hf:{data}", num_problems=4)
     for split, start in (("test", 700), ("", 500)):
         opened = open_one(config_of(**given, eval_split=split), tokenizer)
         assert held(opened) == [row["prompt"] for row in rows_of(4, start=start)]
