@@ -223,7 +223,9 @@ def test_open_run_with_other_engine_memory_and_checkpoints_is_accepted(tmp_path)
     config = in_folder(tmp_path / "run")
     set_up_run(config)
     actor = dataclasses.replace(config.actor, gpu_memory_utilization=0.5, kv_cache_gib=2, max_restarts=9)
-    check_run_folder(dataclasses.replace(config, actor=actor, checkpoint=CheckpointConfig(every_n_steps=7, keep=3)))
+    publish = dataclasses.replace(config.publish, snapshot_dir=str(tmp_path / "shm"))
+    checkpoint = CheckpointConfig(every_n_steps=7, keep=3)
+    check_run_folder(dataclasses.replace(config, actor=actor, checkpoint=checkpoint, publish=publish))
 
 
 def test_open_run_begun_before_a_field_existed_has_its_default(tmp_path):
