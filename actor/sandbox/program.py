@@ -107,7 +107,7 @@ class Case:
     """Input of one run. It excludes the expected output, because the program could read that."""
 
     timeout_s: float
-    """Limit of the CPU seconds of all processes and of a fifth of the idle seconds, each (`inside/case.py`)."""
+    """Limit in seconds of the larger of: CPU time of all processes, a fifth of the idle time (`inside/case.py`)."""
     stdin: bytes = b""
     call: Call | None = None
     """Call for a program made with `languages.program(..., calls=True)`."""

@@ -148,8 +148,8 @@ class PromptSource(SourceFields):
 
     def _check_fields_have_effect(self, where: str) -> None:
         is_eval_of_hub = self.eval_path.startswith(HUGGING_FACE)
-        of_hub = {n: getattr(self, n) for n in ("subset", "revision", *(() if is_eval_of_hub else ("eval_split",)))}
-        if not self.is_hugging_face and (self.split != "train" or any(of_hub.values())):
+        of_hub = (self.subset, self.revision, "" if is_eval_of_hub else self.eval_split)
+        if not self.is_hugging_face and (self.split != "train" or any(of_hub)):
             raise ValueError(
                 f"{where}.subset, split, revision and eval_split require a Hugging Face dataset (path=hf:NAME), got "
                 f"{where}.path={self.path!r}"

@@ -97,7 +97,7 @@ def main() -> int:
         with cli.usage_errors():
             learner_on = parse(_LEARNER_ON.value, flag="learner_on")
             actors_on = parse(_ACTORS_ON.value, flag="actors_on")
-            # Before the run folder holds a config, which some of the corrections would have to change.
+            # Checked before the run folder stores the config, because it would refuse a corrected one.
             check_spread(prepare_run.given_config())
             if _ACTOR_STORE.value:
                 check_no_password(_ACTOR_STORE.value)

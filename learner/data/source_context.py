@@ -68,9 +68,8 @@ class SourceContext:
             needs_teacher=loss.advantage == "none" and "" not in loss.teacher_names,
             response_field=self.config.sft.response_field if loss.is_supervised else "",
         )
-        form = dataclasses.replace(form, needs_format=not self.config.rewards.format_pattern)
-        if not self.config.judge.is_on:
-            form = dataclasses.replace(form, verifiers=form.verifiers - {"judge"})
+        verifiers = form.verifiers if self.config.judge.is_on else form.verifiers - {"judge"}
+        form = dataclasses.replace(form, needs_format=not self.config.rewards.format_pattern, verifiers=verifiers)
         return dataclasses.replace(form, teacher_field="", needs_teacher=False) if self.is_evaluation else form
 
     def is_held_out(self, raw: RawProblem) -> bool:

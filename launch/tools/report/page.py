@@ -158,11 +158,11 @@ def _response(response: ResponseLine) -> dict[str, Any]:
         "finish": _text(response.finish),
         "actor": _text(response.actor),
     }
-    told_if_zero = ("reward", "tokens", "advantage", "lag")
+    always, also_zero = ("reward", "tokens"), ("advantage", "lag")
     return {
         name: value
         for name, value in row.items()
-        if value not in (None, [], "", 0) or name == "reward" or (name in told_if_zero and value == 0)
+        if value not in (None, [], "", 0) or name in always or (name in also_zero and value == 0)
     }
 
 
