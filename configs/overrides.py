@@ -140,7 +140,10 @@ def _load_toml(file: pathlib.Path, preset: str) -> Config:
     """Returns the config of a TOML file on top of `preset`, or of the file's own preset if `preset` is empty."""
     own, tables = toml_config.read(file)
     name = preset or own
-    base = load_preset(name) if name else Config(preset=file.stem)
+    try:
+        base = load_preset(name) if name else Config(preset=file.stem)
+    except RecursionError:
+        raise ValueError(f"{file}: preset: expected a preset, recipe or other file, got {name!r}, a circle") from None
     try:
         return from_dict(toml_config.merged(dataclasses.asdict(base), _with_none(tables)))
     except ValueError as e:

@@ -176,7 +176,7 @@ def load_prompts(
     evaluated: Collection[str] = (),
     digests: Mapping[str, str] | None = None,
 ) -> tuple[PromptStream, list[Problem], list[BadRow]]:
-    """Returns (training stream, held-out problems, quarantined rows).
+    """Returns (training stream, held-out problems with the sources spread evenly, quarantined rows).
 
     Args:
       config: the run's config.
@@ -190,6 +190,8 @@ def load_prompts(
       ValueError: a source is unusable, or there are too few held-out problems.
     """
     opened = open_sources(config, tokenizer, gold_failures=gold_failures, evaluated=evaluated)
-    held_out = [problem for source in opened for problem in source.held_out]
+    # Any prefix holds each source's share: smaller evaluation sets and probes take the first problems.
+    placed = [((i + 0.5) / len(s.held_out), problem) for s in opened for i, problem in enumerate(s.held_out)]
+    held_out = [problem for _, problem in sorted(placed, key=lambda one: one[0])]
     bad = [row for source in opened for row in source.bad]
     return PromptStream(config, opened, quarantine=quarantine, digests=digests), held_out, bad

@@ -57,7 +57,7 @@ class FilterResult:
             reasons.append(
                 f"{self.num_too_long} prompts are empty or too long (tokens: median {median}, 90% {p90}, 99% {p99}, "
                 f"longest {longest}; at most {self.max_tokens} fit: raise model.max_tokens and packing.row_tokens, or "
-                "lower sampling.max_response_tokens)"
+                "lower sampling.max_response_tokens, or the evaluation set's max_tokens)"
             )
         if others:
             reasons.append(f"{len(others)} for other reasons (row {others[0].row}: {others[0].reason})")

@@ -47,10 +47,12 @@ def test_toml_table_within_a_section_replaces_only_its_fields_and_a_dict_field_w
         ("preset = 'tiny'\n[run]\nseed = 'none'", "mine.toml: config: Expected `int`"),
         ("preset = 'tiny'\nrun = 3", "mine.toml: config.*run"),
         ("preset = 'tiyn'", "did you mean tiny"),
+        ("preset = 'mine.toml'", "mine.toml: preset: .*a circle"),
         ("[run]\nname = 'x'\n[rounds]\ngroups_per_update = 7", "mine.toml: rounds.groups_per_update"),
     ],
 )
-def test_load_preset_toml_that_is_wrong_is_refused_with_the_file(text, said, tmp_path):
+def test_load_preset_toml_that_is_wrong_is_refused_with_the_file(text, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.toml").write_text(text)
     with pytest.raises(ValueError, match=said):
         overrides.load_preset(str(tmp_path / "mine.toml"))

@@ -1,3 +1,4 @@
+import collections
 import dataclasses
 import json
 
@@ -134,6 +135,15 @@ def test_mixture_stages_ask_the_later_ones_once_the_first_are_passed(tokenizer, 
         for _ in range(3):
             stream.observe(name, 0.9)
     assert {next(stream).source for _ in range(30)} == {"b"}
+
+
+def test_mixture_held_out_problems_any_prefix_holds_each_source_by_its_share(tokenizer, files):
+    _, held_out, _ = load_prompts(mixture(files), tokenizer)
+    sizes = collections.Counter(p.source for p in held_out)
+    assert len(sizes) == 3
+    for n in range(1, len(held_out) + 1):
+        taken = collections.Counter(p.source for p in held_out[:n])
+        assert all(abs(taken[name] - n * size / len(held_out)) <= 1 for name, size in sizes.items())
 
 
 def test_file_stream_order_depends_on_the_seed_and_the_held_out_do_not(tokenizer, files):
