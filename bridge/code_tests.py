@@ -73,11 +73,7 @@ class CodeTests:
 
 
 def language_of(name: str) -> str:
-    """Returns the canonical name of a language; ignores case and accepts aliases.
-
-    Raises:
-      ValueError: the language is not supported.
-    """
+    """Returns a language's canonical name, from any case or alias. Raises ValueError if it is not supported."""
     known = name.strip().lower()
     known = ALIASES.get(known, known)
     if known not in LANGUAGES:
@@ -88,8 +84,7 @@ def language_of(name: str) -> str:
 def read(metadata: Mapping[str, Any]) -> CodeTests:
     """Returns the test cases in a row's metadata. See docs/code_rewards.md for the accepted forms.
 
-    Raises:
-      ValueError: the metadata has no test cases, or a field is malformed. The message names the field.
+    Raises ValueError if the metadata has no test cases, or a field is malformed. The message names the field.
     """
     cases = tuple(_cases(metadata))
     if not cases:

@@ -28,7 +28,6 @@ field that is UNSET by default: older messages lack it, and older builds reject 
 number is rejected: no older format can be read."""
 
 TYPES = (Ticket, TicketProgress, Group, WeightManifest, Heartbeat, Announcement, RunCard)
-"""All wire types."""
 
 MAX_BYTES = 64 * 2**20
 """Default limit on the size of one message, in bytes."""
@@ -46,7 +45,6 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _INT64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
 Message = Ticket | TicketProgress | Group | WeightManifest | Heartbeat | Announcement | RunCard
-"""Any wire type."""
 
 T = TypeVar("T", bound=Message)
 
@@ -80,10 +78,8 @@ def encode(obj: Message, *, max_bytes: int = MAX_BYTES) -> bytes:
     """Packs a wire type.
 
     The bytes are decoded once before they are returned. A value that its reader would reject therefore fails in the
-    sender, for example a numpy integer that is too large.
-
-    Raises:
-      ValueError: the value has no wire type, is too large, or violates its type.
+    sender, for example a numpy integer that is too large. Raises ValueError if the value has no wire type, is too
+    large, or violates its type.
     """
     if type(obj) not in TYPES:
         raise ValueError(f"wire type: expected one of {_names()}, got {type(obj).__name__}")
@@ -99,10 +95,8 @@ def encode(obj: Message, *, max_bytes: int = MAX_BYTES) -> bytes:
 def decode(type_: type[T], data: bytes | memoryview, *, max_bytes: int = MAX_BYTES) -> T:
     """Unpacks a message of the given type; its arrays are read-only.
 
-    Raises:
-      OtherFormatError: the message has another `FORMAT`.
-      ValueError: the message exceeds `max_bytes`, has another type, is malformed, has an unknown or missing field, or
-        has a value that the type rejects.
+    Raises OtherFormatError if the message has another `FORMAT`, and ValueError if it exceeds `max_bytes`, has another
+    type, is malformed, or has an unknown, missing or invalid field.
     """
     if type_ not in TYPES:
         raise ValueError(f"wire type: expected one of {_names()}, got {type_!r}")
@@ -134,11 +128,7 @@ def _names() -> str:
 
 @functools.cache
 def _strict(type_: type) -> Any:
-    """Returns a struct type with the dataclass's fields, required unless UNSET by default, and no others allowed.
-
-    msgspec skips unknown keys of a dataclass and fills in its defaults. Between two builds with different fields, both
-    would lose data silently.
-    """
+    """Returns a struct type that rejects unknown and missing fields, which msgspec's own dataclass decoding ignores."""
     hints = typing.get_type_hints(type_, include_extras=True)
     fields: list[tuple[str, Any] | tuple[str, Any, Any]] = [
         (f.name, _strict_field(hints[f.name]), msgspec.UNSET)

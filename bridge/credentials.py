@@ -42,7 +42,6 @@ class Token:
     _value: str = dataclasses.field(repr=False)
 
     def __post_init__(self) -> None:
-        """Raises ValueError if the token is too short to be safe or cannot be sent in a header."""
         if len(self._value) < MIN_TOKEN_CHARS or not self._value.isascii() or not self._value.isprintable():
             raise ValueError(
                 f"a token must be {MIN_TOKEN_CHARS} or more printable ASCII characters (openssl rand -hex 32), "
@@ -51,11 +50,7 @@ class Token:
 
     @property
     def header(self) -> str:
-        """Value of the Authorization header that proves possession of the token.
-
-        It contains a key derived from the token, not the token. Anyone who intercepts the header can read snapshots but
-        cannot sign any.
-        """
+        """Authorization header: a key derived from the token, so its holder can read snapshots but cannot sign any."""
         return f"Bearer {self._derive(_READING_CONTEXT).hex()}"
 
     def is_shown_by(self, header: str) -> bool:
@@ -78,8 +73,7 @@ class Token:
 def read_token(environ: Mapping[str, str] = os.environ) -> Token | None:
     """Returns the token from the environment or from the file that it names; None if neither is set.
 
-    Raises:
-      ValueError: the file cannot be read, other users can access it, or the value is not a valid token.
+    Raises ValueError if the file cannot be read, other users can access it, or the value is not a valid token.
     """
     if path := environ.get(TOKEN_FILE):
         try:
@@ -94,9 +88,8 @@ def read_token(environ: Mapping[str, str] = os.environ) -> Token | None:
 def read_key_file(path: str) -> str:
     """Returns the API key of an external service from a file that holds nothing else.
 
-    Raises:
-      ValueError: the file cannot be read, other users can access it, or its content is not a key. The message does not
-        contain the key.
+    Raises ValueError if the file cannot be read, other users can access it, or its content is not a key. The message
+    does not contain the key.
     """
     try:
         _check_private(path)
@@ -127,8 +120,7 @@ class Tls:
 def read_tls(environ: Mapping[str, str] = os.environ) -> Tls:
     """Returns the PEM files that the environment names.
 
-    Raises:
-      ValueError: a file cannot be read, only one of certificate and key is set, or other users can access the key.
+    Raises ValueError if a file cannot be read, only one of certificate and key is set, or others can access the key.
     """
     given = {field: environ.get(name) for field, name in (("certificate", CERTIFICATE), ("key", KEY), ("ca", CA))}
     if bool(given["certificate"]) != bool(given["key"]):

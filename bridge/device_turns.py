@@ -17,7 +17,6 @@ from collections.abc import Callable
 from bridge.files import try_flock
 
 POLL_S = 0.02
-"""Interval at which a lock is tried, in seconds."""
 LEARNER, HELPER = "devices", "helper-devices"
 """Names of the locks on devices that engines share with the learner, and with its gradient helper."""
 
@@ -26,7 +25,6 @@ class TrainerTurn:
     """The trainer's side."""
 
     def __init__(self, folder: pathlib.Path, name: str = LEARNER) -> None:
-        """Opens the locks of a name in a run folder; holds nothing."""
         self._lock, self._wanted = _open(folder, name)
         self.is_held = False
 
@@ -58,7 +56,6 @@ class EngineTurn:
     """An engine's side."""
 
     def __init__(self, folder: pathlib.Path, name: str = LEARNER) -> None:
-        """Opens the locks of a name in a run folder; holds nothing."""
         self.name = name
         self._lock, self._wanted = _open(folder, name)
 

@@ -25,10 +25,7 @@ _ABANDONED_S = 3600.0  # a small file is written in seconds
 
 
 def first_line(error: BaseException, *, max_chars: int = 300) -> str:
-    """Returns the first line of an error's text, or its type if the text is empty.
-
-    Libraries append whole requests or histories to their errors.
-    """
+    """Returns an error's first line (libraries append whole requests to it), or its type if the text is empty."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:max_chars]
 
 
@@ -42,12 +39,9 @@ def try_flock(fd: int, operation: int) -> bool:
 
 
 def make_private_folder(folder: pathlib.Path) -> None:
-    """Creates a folder that only this user can enter, or checks that an existing folder is private.
+    """Creates a folder that only this user can enter, or removes other users' access to an existing one.
 
-    If other users can enter this user's folder but not write to it, their access is removed.
-
-    Raises:
-      ValueError: another user owns the folder, others can write to it, or the path is a link or a file.
+    Raises ValueError if another user owns the folder, others can write to it, or the path is a link or a file.
     """
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -67,13 +61,9 @@ def is_own_folder(folder: pathlib.Path) -> bool:
 
 
 def open_own(path: pathlib.Path, flags: int) -> int:
-    """Opens a regular file of this user and returns its descriptor.
+    """Opens a regular file of this user; with `os.O_CREAT`, a missing file is created for this user only.
 
-    With `os.O_CREAT` in `flags`, a missing file is created for this user only.
-
-    Raises:
-      FileNotFoundError: the file does not exist and `flags` lack `os.O_CREAT`.
-      ValueError: another user owns the file, or the path is a link or not a regular file.
+    Raises ValueError if another user owns the file, or the path is a link or not a regular file.
     """
     refusal = ValueError(f"{path} is not this user's own file: remove it, or choose another place for snapshots")
     try:
@@ -105,10 +95,7 @@ def flush(path: pathlib.Path) -> None:
 def replace_file(path: pathlib.Path, data: bytes | Iterable[bytes], *, is_durable: bool = False) -> None:
     """Replaces a small file atomically: readers see the old or the new content.
 
-    Args:
-      path: the file.
-      data: new content, whole or in chunks.
-      is_durable: flush the content to disk before the rename.
+    With `is_durable`, the content is flushed to disk before the rename.
     """
     _sweep(path.parent)
     # A random name: several processes may write the files of one run folder concurrently, and process ids of containers
@@ -126,11 +113,7 @@ def replace_file(path: pathlib.Path, data: bytes | Iterable[bytes], *, is_durabl
 
 
 def try_replace_file(path: pathlib.Path) -> None:
-    """Checks that `replace_file` could write the file, without changing it.
-
-    Raises:
-      OSError: a file of `_PROBE_BYTES` bytes cannot be written to the folder.
-    """
+    """Raises OSError if `replace_file` could not write the file, which stays unchanged."""
     part = _part_of(path)
     try:
         part.write_bytes(bytes(_PROBE_BYTES))
@@ -143,10 +126,7 @@ def _part_of(path: pathlib.Path) -> pathlib.Path:
 
 
 def _sweep(folder: pathlib.Path) -> None:
-    """Removes temporary files that killed writers left in a folder.
-
-    Age decides, not the writer's process id: the writer may run on another machine, and ids repeat.
-    """
+    """Removes files of killed writers, by age: a writer may run on another machine, and process ids repeat."""
     for part in folder.glob(f".*{_PART}"):
         with contextlib.suppress(OSError):  # another process removed it, or another user owns it
             if time.time() - part.stat().st_mtime > _ABANDONED_S:
@@ -190,11 +170,7 @@ _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 def weights_digest(folder: pathlib.Path) -> str:
-    """Returns the hex BLAKE3 digest of the names and contents of the folder's safetensors files.
-
-    Raises:
-      ValueError: a file is missing.
-    """
+    """Returns the hex BLAKE3 of a folder's safetensors names and contents. Raises ValueError if a file is missing."""
     digest = blake3()
     for path in weight_files(folder):
         if path.parent != folder or not path.is_file():
@@ -211,10 +187,7 @@ def weight_files(folder: pathlib.Path) -> list[pathlib.Path]:
 
 
 def json_lines(path: pathlib.Path) -> list[dict[str, Any]]:
-    """Returns the objects of a JSONL file; skips lines that are none, such as one that a killed process cut off.
-
-    A missing file has none.
-    """
+    """Returns the objects of a JSONL file, none if it is missing; skips other lines, such as one cut off by a kill."""
     found: list[dict[str, Any]] = []
     for line in path.read_bytes().splitlines() if path.is_file() else ():
         with contextlib.suppress(ValueError):

@@ -19,9 +19,7 @@ class DecodeSpeed:
 
     num_steps: int = 0
     num_tokens: int = 0
-    """Tokens sampled in these steps."""
     seconds: float = 0.0
-    """Duration of these steps, in seconds."""
 
     def __post_init__(self) -> None:
         if min(self.num_steps, self.num_tokens) < 0 or not 0 <= self.seconds < math.inf:
@@ -42,8 +40,7 @@ class ActorReport:
     prefetch_s: float | None = None
     """Seconds to copy and hash the newest weights, concurrent with generation; None before the first weight update."""
     verify_s: float | None = None
-    """Seconds to compare the newest weights with the model, concurrent with generation; None before the first weight
-    update."""
+    """Seconds to compare the newest weights with the model, during generation; None before the first weight update."""
     pause_s: float | None = None
     """Seconds for which the newest weight update paused generation; None before the first weight update."""
     load_s: float | None = None
@@ -67,8 +64,7 @@ class ActorReport:
     num_judge_failures: int
     """Responses that the judge could not score."""
     num_episode_failures: int
-    """Failures and hangs of environments; counted even if a retry succeeded. The fields `num_episode_*` count
-    causes."""
+    """Failures and hangs of environments, even if a retry succeeded; the fields `num_episode_*` count causes."""
     num_episode_deadlines: int = 0
     """Episodes whose environment exceeded its time limit."""
     num_episode_crashes: int = 0

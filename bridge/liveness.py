@@ -48,8 +48,7 @@ def read_phase(line: str) -> str | None:
 FD_VARIABLE = "SLUICE_LIVENESS_FD"
 """Environment variable with the inherited file descriptor of a watched process."""
 FILE_VARIABLE = "SLUICE_LIVENESS_FILE"
-"""Environment variable with the path of the beacon file, best in shared memory, for a watcher that is not the
-parent."""
+"""Environment variable with the path of the beacon file, for a watcher that is not the parent."""
 BEAT_S = 1.0
 _BEATS, _WORK, _DOING = 0, 8, 16
 _SIZE = 24
@@ -90,21 +89,14 @@ class Liveness:
 
     @staticmethod
     def create() -> int:
-        """Returns the descriptor of new memory, which a child process can inherit.
-
-        The caller makes a `Liveness` from it after the child has started.
-        """
+        """Returns the descriptor of new memory for a child; make a `Liveness` of it once the child has started."""
         fd = os.memfd_create("sluice-liveness")
         os.ftruncate(fd, _SIZE)
         return fd
 
     @staticmethod
     def create_file(path: str) -> int:
-        """Creates the memory as a file and returns its descriptor.
-
-        The file stays locked for as long as this process lives. A file that an earlier process left at this path is
-        replaced.
-        """
+        """Creates the memory as a file, locked for as long as this process lives, and returns its descriptor."""
         new = f"{path}.{os.getpid()}"
         fd = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         os.ftruncate(fd, _SIZE)
@@ -114,10 +106,7 @@ class Liveness:
 
     @classmethod
     def of_this_process(cls) -> "Liveness":
-        """Returns the beacon that the parent or a probe watches; without a watcher, a beacon that nothing reads.
-
-        Removes the environment variables, so that child processes do not inherit the beacon.
-        """
+        """Returns the beacon that the parent or a probe watches, if any, and hides it from child processes."""
         file, fd = os.environ.pop(FILE_VARIABLE, ""), os.environ.pop(FD_VARIABLE, "")
         if fd:
             return cls(int(fd))

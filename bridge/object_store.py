@@ -36,18 +36,16 @@ def open_source(
     Buckets read their credentials from the environment (AWS_*, GOOGLE_APPLICATION_CREDENTIALS). AWS_ENDPOINT_URL
     selects another S3-compatible service. AWS_ALLOW_HTTP=true allows it to be unencrypted.
 
+    Raises ValueError if the scheme is not supported, or is http to another machine, which would expose the token.
+    Raises FileNotFoundError if the folder of a file:// URL does not exist and `is_written` is False.
+
     Args:
       url: s3://bucket/prefix, gs://bucket/prefix, file:///folder, https://host:port/prefix or http://.
       token: sent to web servers.
       tls: its `ca` is trusted in addition to the system's.
-      timeout_s: timeout of one request, in seconds.
       max_retries: retries of one request inside obstore. None uses obstore's default, which lasts minutes. Callers with
         their own retries pass 0.
       is_written: True creates the folder of a file:// URL.
-
-    Raises:
-      ValueError: the scheme is not supported, or is http to another machine, which would expose the token.
-      FileNotFoundError: the folder of a file:// URL does not exist and `is_written` is False.
     """
     parts = urllib.parse.urlsplit(url)
     if parts.scheme == "file":

@@ -108,11 +108,7 @@ class ParamNames:
         return (self.num_layers,) if is_stacked(path) else ()
 
     def hf_names(self, path: str) -> tuple[str, ...]:
-        """Returns the Hugging Face names of one leaf, in slice order; their number is the product of `stack`.
-
-        Raises:
-          ValueError: this model has no such path.
-        """
+        """Returns the Hugging Face names of one leaf, in slice order. Raises ValueError for an unknown path."""
         if not self._has(path):
             raise ValueError(f"parameter {path!r}: expected one of {list(self.paths())}")
         if path in _IN_EXPERT:
@@ -130,13 +126,7 @@ class ParamNames:
         return tuple(name for path in self.paths() for name in self.hf_names(path))
 
     def locate(self, hf_name: str) -> tuple[str, tuple[int, ...]]:
-        """Returns (path, index) of a Hugging Face tensor, which is `leaf[index]`.
-
-        The index is () for a whole leaf, (layer,), or (layer, expert).
-
-        Raises:
-          ValueError: this model has no such tensor.
-        """
+        """Returns (path, index) of a Hugging Face tensor: `leaf[index]`. Raises ValueError for an unknown tensor."""
         path, index = _PATH_OF_WHOLE.get(hf_name), ()
         if layer := _HF_LAYER.fullmatch(hf_name):
             path, index = _paths_in_layer(self.own_names).get(layer[2]), (int(layer[1]),)
@@ -248,7 +238,7 @@ class AdapterNames:
         return tuple(f"layers/{module}/{part}" for module in self.modules for part in (A, B))
 
     def stack(self, path: str) -> tuple[int, ...]:
-        """Returns the leading dims that count tensors: (layers,)."""
+        """Returns (layers,), the leading dim that counts tensors."""
         return self.model.stack(_kernel(path))
 
     def hf_names(self, path: str) -> tuple[str, ...]:
@@ -268,11 +258,7 @@ def adapter_tensor(weight: str, part: str) -> str:
 def adapter_table(
     table: Mapping[str, tuple[str, tuple[int, ...]]], *, modules: tuple[str, ...], rank: int
 ) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Returns name -> (dtype, shape) of the adapters' tensors, derived from the model's `table`.
-
-    Raises:
-      ValueError: the model has no such matrix.
-    """
+    """Returns name -> (dtype, shape) of the adapters of a model's `table`. Raises ValueError if it lacks a matrix."""
     found: dict[str, tuple[str, tuple[int, ...]]] = {}
     for module in modules:
         names = [name for name in table if name.endswith(f".{module}{_WEIGHT}") and ".experts." not in name]

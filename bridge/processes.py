@@ -14,13 +14,9 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(parent: int | None = None, *, signum: signal.Signals = signal.SIGKILL) -> None:
-    """Asks the kernel to signal this process when the thread that started it exits.
+    """Asks the kernel to signal this process when the thread that started it exits; SIGKILL also ends a hung process.
 
-    SIGKILL also ends a suspended or hung process.
-
-    Args:
-      parent: process id of the parent. If it has exited, this process is killed now. None skips the check.
-      signum: the signal to send.
+    If `parent`, the parent's process id, is given and the parent has exited, this process is killed now.
     """
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signum)
     if parent is not None and os.getppid() != parent:
@@ -45,11 +41,7 @@ def frame(body: bytes, *, max_bytes: int) -> bytes:
 
 
 def frame_length(head: bytes, *, max_bytes: int) -> int:
-    """Returns the number of bytes that follow a prefix of `HEAD_BYTES`.
-
-    Raises:
-      ValueError: the length exceeds `max_bytes`.
-    """
+    """Returns the number of bytes after a prefix of `HEAD_BYTES`. Raises ValueError if it exceeds `max_bytes`."""
     (length,) = _LENGTH.unpack(head)
     if length > max_bytes:
         raise ValueError(f"received message: expected at most {max_bytes} bytes, got {length}")

@@ -138,7 +138,7 @@ class ClaimedTicket(Ticket):
     """A ticket as an actor claims it."""
 
     progress: TicketProgress | None = None
-    """Progress that other actors handed over; None if there is none."""
+    """Progress that other actors handed over."""
 
     @classmethod
     def of(cls, ticket: Ticket, progress: TicketProgress | None = None) -> "ClaimedTicket":

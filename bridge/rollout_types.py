@@ -52,8 +52,8 @@ from 1e8 + 1. An advantage times a ratio cap of e^20, squared for the gradient n
 class Version:
     """Weight version: the learner's incarnation and the optimizer step of the export.
 
-    The incarnation increases with every learner start. It separates weights of an abandoned branch from those that the
-    restarted learner serves. An abandoned branch is what was trained after the checkpoint that the learner restored.
+    The incarnation increases with every learner start. It separates an abandoned branch (weights trained after the
+    checkpoint that the learner restored) from the weights that the restarted learner serves.
     """
 
     incarnation: int
@@ -66,11 +66,8 @@ class Version:
     def is_abandoned(self, base_steps: Mapping[int, int]) -> bool:
         """Returns True if a later learner rolled back past these weights.
 
-        True if and only if step > b_j for an incarnation j > incarnation, where b_j is the step that j began at. At b_j
-        both learners had the same parameters.
-
-        Args:
-          base_steps: b_j by incarnation.
+        True if and only if step > b_j for an incarnation j > incarnation, where b_j = `base_steps[j]` is the step that
+        j began at. At b_j both learners had the same parameters.
         """
         return any(self.step > base for later, base in base_steps.items() if later > self.incarnation)
 
@@ -109,7 +106,6 @@ class Sampling:
     stop_token_ids: Annotated[tuple[int, ...], Meta(max_length=MAX_STOP_TOKENS)] = ()
 
     def __post_init__(self) -> None:
-        """Raises ValueError for values that the engine would reject or change."""
         if self.max_tokens < 1 or not 0 <= self.min_tokens <= self.max_tokens:
             raise ValueError(
                 f"sampling: expected 1 <= max_tokens and 0 <= min_tokens <= max_tokens, "
@@ -155,7 +151,6 @@ class Task:
     """Name of the teacher that scores a response's tokens (loss.teachers); empty: the one for rows that name none."""
 
     def __post_init__(self) -> None:
-        """Raises ValueError if nothing scores the task, or a verifier is named twice."""
         names = [part.name for part in self.rewards]
         if len(set(names)) != len(names):
             raise ValueError(f"task: verifiers must be unique, got {', '.join(names)}")
@@ -213,7 +208,6 @@ class RewardScore:
     """Score of one verifier."""
 
     name: str
-    """Name of the verifier."""
     value: float
     """Score before weighting."""
     verdict: Verdict

@@ -49,10 +49,7 @@ class Timeline:
         self._write({"name": name, "ph": "X", "ts": start_s * 1e6, "dur": duration_s * 1e6, "tid": lane, "args": args})
 
     def took(self, name: str, start_s: float, end_s: float, /, *, lane: int = 0, **args: Any) -> None:
-        """Records a span like `span`, with times of `time.monotonic`.
-
-        A clock change during the span does not affect its length.
-        """
+        """Records a span with times of `time.monotonic`, whose length a clock change does not affect."""
         unix_s = time.time() - time.monotonic()
         self.span(name, unix_s + start_s, unix_s + end_s, lane=lane, **args)
 
@@ -95,10 +92,7 @@ class Timeline:
                 self._num_lost += 1
 
     def _append(self, data: bytes) -> bool:
-        """Writes whole lines in one call. Returns False and writes nothing if the disk is full.
-
-        A full disk must not stop a run because of its log.
-        """
+        """Writes whole lines; returns False, and writes nothing, if the disk is full, which must not stop a run."""
         end = self._file.seek(0, os.SEEK_END)
         try:
             if self._file.write(data) == len(data):
@@ -115,22 +109,16 @@ class Timeline:
 def read(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """Returns all events of a folder by time; skips the torn last line of a killed process.
 
-    `pid` is the number of the event's file, from 1 in name order: one per process name.
-
-    Raises:
-      ValueError: another line is not valid JSON.
+    `pid` is the number of the event's file, from 1 in name order: one per process name. Raises ValueError if another
+    line is not valid JSON.
     """
     return sorted(_events(folder), key=lambda e: e["ts"])
 
 
 def merge(folder: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
-    """Writes a folder's events as one Chrome trace file; times start at the first event.
+    """Writes a folder's events as one Chrome trace file; times start at the first event. Raises ValueError as `read`.
 
-    Events are streamed process by process, since a long run has millions. Call it when no process writes any more,
-    because the files are read twice.
-
-    Raises:
-      ValueError: as for `read`.
+    Call it when no process writes any more, because the files are read twice.
     """
     origin = min((e["ts"] for e in _events(folder) if e["ph"] != "M"), default=0.0)
     about = {"displayTimeUnit": "ms", "metadata": {"start_unix_s": origin / 1e6}}

@@ -66,7 +66,6 @@ class FileEntry:
     """Hex BLAKE3 of `chunk_hashes`. Two files with one chunk size are equal if and only if it is equal."""
 
     def __post_init__(self) -> None:
-        """Raises ValueError if there is not one digest per chunk, or the name leaves the snapshot's folder."""
         check_file_name(self.name)
         if self.chunk_bytes < 1 or self.num_bytes < 0:
             raise ValueError(
@@ -102,12 +101,10 @@ class DeltaEntry:
     codec: str
     """Compression of a chunk (`bridge.snapshots.delta`)."""
     name: str
-    """Name of the delta file."""
     chunk_ends: Annotated[tuple[int, ...], Meta(max_length=MAX_DELTA_CHUNKS)]
     """End offset of each compressed chunk, one per chunk of the full file; an unchanged chunk has 0 bytes."""
 
     def __post_init__(self) -> None:
-        """Raises ValueError if the ends decrease, or the name leaves the snapshot's folder."""
         check_file_name(self.name)
         if any(a > b for a, b in zip((0, *self.chunk_ends), self.chunk_ends, strict=False)):
             raise ValueError("a delta's chunk_ends must not decrease")
@@ -162,7 +159,6 @@ class ShardEntry:
     """Smaller alternative for readers that hold its base version; the full file is always available."""
 
     def __post_init__(self) -> None:
-        """Raises ValueError if the host is out of range, or the delta has another number of chunks."""
         if not 0 <= self.host < MAX_HOSTS:
             raise ValueError(f"a piece's host must be in [0, {MAX_HOSTS}), got {self.host}")
         if self.delta is not None and len(self.delta.chunk_ends) != self.file.num_chunks:
@@ -211,11 +207,9 @@ class WeightManifest:
 def deciding_base_steps(base_steps: Mapping[int, int]) -> tuple[Version, ...]:
     """Returns the base steps that decide which earlier weights are abandoned, oldest incarnation first.
 
-    Weights are abandoned if a later incarnation began at an earlier step (`Version.is_abandoned`). An incarnation
-    therefore does not matter if a later one began at the same or an earlier step.
-
-    Args:
-      base_steps: the step that each incarnation began at.
+    `base_steps` has the step that each incarnation began at. Weights are abandoned if a later incarnation began at an
+    earlier step (`Version.is_abandoned`). An incarnation therefore does not matter if a later one began at the same or
+    an earlier step.
     """
     deciding: list[Version] = []
     for incarnation, step in sorted(base_steps.items(), reverse=True):
@@ -242,7 +236,6 @@ class Announcement:
     sources."""
 
     def __post_init__(self) -> None:
-        """Raises ValueError if a source is malformed, or `host_sources` does not match the shards."""
         for source in self.all_sources:
             check_source(source)
         if self.host_sources and len(self.host_sources) != len(self.manifest.shards):
@@ -278,7 +271,6 @@ class RunCard:
     run: str
     """Id of the run (`configs.run_folder.run_id`)."""
     name: str
-    """Human-readable name of the run."""
     config: str
     """Content of the run's config.json."""
     files: Annotated[tuple[CardFile, ...], Meta(max_length=MAX_CARD_FILES)]
@@ -291,7 +283,6 @@ class RunCard:
     """vLLM version that an actor requires; empty accepts any."""
 
     def __post_init__(self) -> None:
-        """Raises ValueError if a file is named twice, or a displayed text is not printable or too long."""
         names = [f.name for f in self.files]
         if len(set(names)) != len(names):
             raise ValueError("run card: file names must be unique")

@@ -81,21 +81,13 @@ class SnapshotBucket:
         part_bytes: int = PART_BYTES,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Connects lazily: sends no request.
+        """Connects lazily: sends no request. Raises ValueError if the URL is not a bucket's, or `keep` is below 1.
 
         Args:
-          url: s3://bucket/prefix, gs://bucket/prefix or file:///folder.
           folder: the learner's snapshot folder; a slot is locked against its writer while it is copied.
-          run: id of the run.
           keep: number of newest versions that stay, in addition to the bases of their deltas.
           host: index of this learner process, whose shards it puts.
-          timeout_s: timeout of one request, in seconds.
           max_retries: retries of a request before the attempt fails.
-          part_bytes: bytes per request of an upload.
-          pause: sleeps between attempts, in seconds.
-
-        Raises:
-          ValueError: the URL is not a bucket's, or `keep` is below 1.
         """
         if urllib.parse.urlsplit(url).scheme not in BUCKET_SCHEMES:
             raise ValueError(f"bucket: expected s3://..., gs://... or file:///..., got {url}")
@@ -110,19 +102,14 @@ class SnapshotBucket:
     def put_piece(self, manifest: WeightManifest) -> None:
         """Puts this host's shard of the announced version.
 
-        Raises:
-          SupersededError: a newer version was announced; nothing was put.
-          SnapshotError: the upload failed in several attempts. It may be retried while the version is announced.
+        Raises SupersededError if a newer version was announced; nothing was put. Raises SnapshotError if the upload
+        failed in several attempts. It may be retried while the version is announced.
         """
         copy = _copied(self._folder, manifest, self._host)
         self._try(manifest.version, lambda: self._put_piece(manifest.version, copy))
 
     def put_manifest(self, manifest: WeightManifest) -> tuple[str, ...]:
-        """Completes a version whose shards are all stored, and deletes old versions; returns the version's URL.
-
-        Raises:
-          SnapshotError: as `put_piece`.
-        """
+        """Completes a version with all shards stored, deletes old ones, and returns its URL. Raises as `put_piece`."""
         version, data = manifest.version, codec.encode(manifest)
         self._try(version, lambda: obstore.put(self._place, f"{version}/{MANIFEST}", data))
         self._bases[version] = _bases(manifest)
@@ -160,10 +147,7 @@ class SnapshotBucket:
         )
 
     def _delete_old(self, newest: Version) -> None:
-        """Deletes versions older than `newest`, over the bound or incomplete.
-
-        Later ones belong to the next learner, or to one whose store was replaced by an older copy.
-        """
+        """Deletes versions over the bound or incomplete, but none after `newest`, which belong to another learner."""
         stored = stored_versions(self._place)
         whole = [version for version, objects in stored.items() if objects.is_whole]
         self._bases = {version: self._bases_of(version) for version in whole}
@@ -206,11 +190,7 @@ def place_of_run(url: str, run: str) -> str:
 
 
 def stored_versions(run_place: ObjectStore) -> dict[Version, BucketVersion]:
-    """Returns a run's versions in a bucket, oldest first; ignores other objects.
-
-    Args:
-      run_place: `open_source(place_of_run(url, run))`.
-    """
+    """Returns a run's versions at `open_source(place_of_run(url, run))`, oldest first; ignores other objects."""
     found: dict[Version, BucketVersion] = {}
     # Its other return type needs pyarrow, which is not installed.
     batches: "Iterable[Sequence[ObjectMeta]]" = obstore.list(run_place)  # pyright: ignore[reportUnknownMemberType]
@@ -226,9 +206,8 @@ def stored_versions(run_place: ObjectStore) -> dict[Version, BucketVersion]:
 def read_bucket_manifest(run_place: ObjectStore, version: Version) -> WeightManifest:
     """Returns a version's manifest from the bucket. The caller must check its signature.
 
-    Raises:
-      SupersededError: the version is not in the bucket.
-      SnapshotError: the manifest is corrupt or has another format.
+    Raises SupersededError if the bucket lacks the version, and SnapshotError if the manifest is corrupt or has another
+    format.
     """
     key = f"{version}/{MANIFEST}"
     try:
@@ -252,11 +231,7 @@ def expired(versions: Collection[Version], *, keep: int, bases_of: dict[Version,
 
 
 def _copied(folder: pathlib.Path, manifest: WeightManifest, host: int) -> _Copy:
-    """Copies a host's shard of the announced version, under the lock that every reader takes.
-
-    Raises:
-      SupersededError: a newer version is announced.
-    """
+    """Copies a host's shard under the lock that readers take. Raises SupersededError after a newer announcement."""
     version = manifest.version
     piece = next(piece for piece in manifest.shards if piece.host == host)
     try:

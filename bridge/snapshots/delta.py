@@ -55,14 +55,8 @@ def make_delta(
 ) -> tuple[DeltaEntry, list[bytes]] | None:
     """Returns the delta between two versions of one shard: its entry and its file's bytes per chunk. Uses all cores.
 
-    Returns None if the layouts differ, or the delta exceeds half of the full file.
-
-    Args:
-      base: manifest of the older version, with this shard only.
-      base_data: bytes of the older shard.
-      new: manifest of the newer version, with this shard only.
-      new_data: bytes of the newer shard.
-      name: name of the delta file.
+    `base` and `new` are manifests with this shard only, and `name` is the delta file's. Returns None if the layouts
+    differ, or the delta exceeds half of the full file.
     """
     if not has_same_layout(base, new):
         return None
@@ -83,11 +77,7 @@ def make_delta(
 
 
 def check_delta(delta: DeltaEntry, *, full_bytes: int) -> None:
-    """Checks, before any byte is read, that this build can apply a delta.
-
-    Raises:
-      DeltaError: the delta has another codec, or is larger than the full file (`full_bytes`).
-    """
+    """Raises DeltaError if a delta has another codec, or is larger than the full file (`full_bytes`)."""
     if delta.codec != CODEC:
         raise DeltaError(f"the delta {delta.name} is in {delta.codec!r}, this build reads {CODEC!r}")
     if delta.num_bytes > full_bytes:
@@ -122,10 +112,7 @@ def compress_chunk(base: np.ndarray, new: np.ndarray, *, planes: int) -> bytes:
 def apply_chunk(piece: bytes | memoryview, base: np.ndarray, into: np.ndarray) -> None:
     """Reconstructs a chunk from the older version's. `into` and `base` are disjoint uint8 vectors of equal size.
 
-    The caller must check the hash of the result.
-
-    Raises:
-      DeltaError: the bytes are not a compressed chunk of this size.
+    The caller must check the hash of the result. Raises DeltaError if the bytes are no compressed chunk of this size.
     """
     if len(piece) == 0:
         np.copyto(into, base)

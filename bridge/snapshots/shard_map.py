@@ -36,8 +36,7 @@ def matrix_shape(shape: Sequence[int]) -> tuple[int, int]:
 def lay_out(entries: Iterable[tuple[str, str, Sequence[int]]]) -> tuple[tuple[TensorEntry, ...], int]:
     """Places tensors consecutively at aligned offsets; returns them and the total size in bytes.
 
-    Raises:
-      ValueError: a dtype is not supported, or the total size is 0.
+    Raises ValueError if a dtype is not supported, or the total size is 0.
     """
     tensors: list[TensorEntry] = []
     end = 0
@@ -93,15 +92,9 @@ class StridedRows:
 
 
 def check_tiling(tensors: Sequence[TensorEntry], blocks: Sequence[Block]) -> None:
-    """Checks that blocks cover every value of every tensor exactly once.
+    """Checks that the blocks of all shards cover every value of every tensor exactly once.
 
-    Args:
-      tensors: tensors of the whole file.
-      blocks: blocks of all shards.
-
-    Raises:
-      ValueError: a block exceeds its tensors or mixes kinds of tensors, a value is in no block or in two, or there are
-        too many blocks.
+    Raises ValueError if not, or if a block exceeds its tensors or mixes kinds of tensors, or there are too many blocks.
     """
     ends = _ends_of_kinds(tensors)
     for block in blocks:
@@ -153,7 +146,6 @@ class ShardMap:
                 last = index if is_last else None
             self.starts.append(tuple(starts))
         self.num_bytes = end
-        """Size of the shard's file."""
         self._run_starts = [run.start for run in self._runs]
 
     def gaps(self) -> Iterator[tuple[int, int]]:

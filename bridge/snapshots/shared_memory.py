@@ -41,11 +41,7 @@ _PIECE_BYTES = 4 * 2**20
 
 
 def cast_all_into(pairs: Iterable[tuple[np.ndarray, np.ndarray]]) -> None:
-    """Writes each source into its target of equal shape, rounding to nearest even like `astype`.
-
-    Raises:
-      ValueError: the shapes of a pair differ.
-    """
+    """Writes each source into its target, rounding to nearest even as `astype`. Raises ValueError if shapes differ."""
     pieces = [piece for pair in pairs for piece in _pieces(*pair)]
     each_on_all_cores(lambda i: np.copyto(*pieces[i], casting="unsafe"), range(len(pieces)))
 
@@ -72,11 +68,7 @@ class SharedMemoryFile:
     """File that stays mapped; grows, never shrinks."""
 
     def __init__(self, path: pathlib.Path) -> None:
-        """Opens or creates the file; `reserve` maps it.
-
-        Raises:
-          ValueError: another user owns the file, or the path is a link.
-        """
+        """Opens or creates the file. Raises ValueError if another user owns it, or the path is a link."""
         self.path = path
         self._fd = open_own(path, os.O_RDWR | os.O_CREAT)
         self._map: mmap.mmap | None = None
@@ -96,11 +88,7 @@ class SharedMemoryFile:
         return max(0, num_bytes - os.fstat(self._fd).st_blocks * 512)
 
     def reserve(self, num_bytes: int) -> None:
-        """Allocates and maps at least `num_bytes`; the content stays.
-
-        Raises:
-          OSError: the file system is full (ENOSPC).
-        """
+        """Allocates and maps at least `num_bytes`; the content stays. Raises OSError if the file system is full."""
         if self._num_mapped_bytes >= max(num_bytes, 1):
             return
         size = max(num_bytes, os.fstat(self._fd).st_size, 1)

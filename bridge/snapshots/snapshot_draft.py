@@ -23,15 +23,7 @@ class SnapshotDraft:
         seal: Callable[[WeightManifest, np.ndarray], WeightManifest],
         end: Callable[[], None],
     ) -> None:
-        """Initializes a draft for `SnapshotWriter.begin`, with the segment locked.
-
-        Args:
-          manifest: manifest of this host's unsealed part.
-          placement: byte map of the part.
-          segment: the locked slot.
-          seal: hashes the written part.
-          end: lets the writer begin another version.
-        """
+        """Takes a locked slot. `seal` hashes the written part, and `end` lets the writer begin another version."""
         self._manifest, self._placement, self._segment = manifest, placement, segment
         self._seal, self._end = seal, end
         (piece,) = manifest.shards
@@ -48,10 +40,8 @@ class SnapshotDraft:
     def block(self, number: int) -> np.ndarray:
         """Returns the slot's memory of a block, `[num_tensors, num_rows, num_cols]`, which must be filled completely.
 
-        It contains data of an older version. Cast directly into it (`shared_memory.cast_all_into`).
-
-        Raises:
-          ValueError: the draft was sealed or aborted.
+        It contains data of an older version. Cast directly into it (`shared_memory.cast_all_into`). Raises ValueError
+        if the draft was sealed or aborted.
         """
         self._check_open()
         if number not in self._views:
@@ -61,8 +51,7 @@ class SnapshotDraft:
     def seal(self) -> WeightManifest:
         """Hashes the written data and returns this host's part of the version, which is not announced yet.
 
-        Raises:
-          ValueError: a block's memory was never requested, so it would contain old data.
+        Raises ValueError if a block's memory was never requested, so it would contain old data.
         """
         self._check_open()
         if missing := [b for number, b in enumerate(self._blocks) if number not in self._views]:

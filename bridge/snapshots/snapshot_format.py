@@ -99,7 +99,6 @@ class HostFiles:
         self.writer = f"writer{of_host}"
         """Locked by the one live writer."""
         self.all = (*(delta_of(slot) for slot in self.slots), *self.slots, self.writer)
-        """All files of this process."""
 
 
 def delta_of(slot: str) -> str:
@@ -128,19 +127,14 @@ class SnapshotBusyError(SnapshotError):
 
 
 def latest(folder: str | os.PathLike[str]) -> WeightManifest | None:
-    """Returns the announced snapshot's manifest; None before the first. Reads one small file.
-
-    Raises:
-      SnapshotError: the manifest is corrupt or has another format.
-    """
+    """Returns the announced snapshot's manifest; None before the first. Raises as `read_manifest`."""
     return read_manifest(pathlib.Path(folder) / MANIFEST)
 
 
 def read_manifest(path: pathlib.Path) -> WeightManifest | None:
     """Returns the content of a manifest file; None if the file does not exist.
 
-    Raises:
-      SnapshotError: the file is corrupt, has another format, or belongs to another user.
+    Raises SnapshotError if the file is corrupt, has another format, or belongs to another user.
     """
     try:
         with open(open_own(path, os.O_RDONLY), "rb") as file:
@@ -195,12 +189,7 @@ def _older(announcement: Announcement) -> list[tuple[Version, str]]:
 
 
 def check_layout(manifest: WeightManifest) -> None:
-    """Checks that a manifest is consistent and stays within its tensors.
-
-    Raises:
-      SnapshotError: the manifest is empty, a tensor has a wrong size or offset, the shards are incomplete or overlap,
-        or a shard is malformed.
-    """
+    """Raises SnapshotError if a manifest is empty, or its tensors or shards are malformed, missing or overlapping."""
     end = 0
     for t in manifest.tensors:
         fits = (
@@ -253,8 +242,7 @@ def check_table(manifest: WeightManifest, expected: TensorTable) -> None:
 def check_fit(manifest: WeightManifest, *, run: str, tokenizer_hash: str, expected: TensorTable | None) -> None:
     """Checks a manifest against this run and model before any allocation or read.
 
-    Raises:
-      SnapshotError: the run, the tokenizer or, if given, the `expected` tensors differ, or the manifest is malformed.
+    Raises SnapshotError if the run, the tokenizer or the `expected` tensors differ, or the manifest is malformed.
     """
     for what, got, want in (
         ("run", manifest.run, run),
@@ -268,11 +256,7 @@ def check_fit(manifest: WeightManifest, *, run: str, tokenizer_hash: str, expect
 
 
 def reserve(segments: Sequence[SharedMemoryFile], num_bytes: int) -> None:
-    """Grows each segment to at least `num_bytes` of allocated memory.
-
-    Raises:
-      SnapshotError: the file system has too little free space.
-    """
+    """Grows each segment to at least `num_bytes`. Raises SnapshotError if the file system has too little free space."""
     folder = segments[0].path.parent
     stat = os.statvfs(folder)
     available = stat.f_bavail * stat.f_frsize

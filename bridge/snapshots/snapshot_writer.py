@@ -77,24 +77,18 @@ class SnapshotWriter:
     ) -> None:
         """Creates the folder, or takes it over from a dead writer of the same run. The announced snapshot stays.
 
+        Raises SnapshotError if another writer is live or the folder holds another run's snapshots, and ValueError if
+        the folder, or a file in it, is not private to this user.
+
         Args:
-          folder: snapshot folder, in shared memory.
-          run: id of the run.
-          tokenizer_hash: hash of the model's tokenizer.
           lock_timeout_s: seconds to wait for readers of a slot.
           token: signs manifests, as actors on other machines require; None: no signature.
           full_every: every `full_every`-th version of this writer, starting with the first, has no delta.
           has_spare: allocate a third slot when a version is due while the free slot is still being read. It stays
             allocated.
           host: index of this process among the learner's; hosts of one machine share the folder.
-          num_hosts: number of the learner's processes.
           base_steps: step that each incarnation of the learner began at.
-          chunk_bytes: smallest chunk size.
           clock: returns Unix seconds.
-
-        Raises:
-          SnapshotError: another writer is live, or the folder holds another run's snapshots.
-          ValueError: the folder, or a file in it, is not private to this user.
         """
         self._folder = pathlib.Path(folder)
         self._run, self._tokenizer_hash = run, tokenizer_hash
@@ -129,13 +123,11 @@ class SnapshotWriter:
     ) -> SnapshotDraft:
         """Starts a version of the given (name, dtype, shape) tensors; waits for slow readers.
 
-        Args:
-          version: newer than the announced version.
-          entries: the model's tensors.
-          blocks: the part that this host writes.
+        `blocks` is the part that this host writes.
 
         Raises:
-          ValueError: the version is not newer, a dtype is not supported, or a draft is still open.
+          ValueError: the version is not newer than the announced one, a dtype is not supported, or a draft is still
+            open.
           SnapshotError: too little memory is free.
           SnapshotBusyError: a reader did not finish in time.
         """
@@ -165,8 +157,7 @@ class SnapshotWriter:
     def join(self, parts: Sequence[WeightManifest]) -> WeightManifest:
         """Returns the manifest of a version that all hosts have sealed, signed if there is a token.
 
-        Raises:
-          SnapshotError: the parts are of different versions or models, or do not make up a complete version.
+        Raises SnapshotError if the parts are of different versions or models, or do not make up a complete version.
         """
         first = parts[0]
         if any(dataclasses.replace(p, shards=first.shards, created_s=first.created_s) != first for p in parts):
@@ -183,10 +174,7 @@ class SnapshotWriter:
         self._num_announced += 1
 
     def _seal(self, part: WeightManifest, data: np.ndarray) -> WeightManifest:
-        """Returns this host's part of a written version with hashes and, if due, a delta.
-
-        The draft calls it under the lock of the version's slot, so no reader has the old delta file open.
-        """
+        """Adds hashes and, if due, a delta. Runs under the slot's lock, so no reader has the old delta file open."""
         (piece,) = part.shards
         part = dataclasses.replace(part, shards=(dataclasses.replace(piece, file=hashed(piece.file, data)),))
         (piece,) = part.shards
@@ -196,10 +184,7 @@ class SnapshotWriter:
         self._draft = None
 
     def remove(self) -> None:
-        """Closes the writer and deletes the folder; readers keep their copies.
-
-        If the folder contains foreign files, it stays, with a log message.
-        """
+        """Closes the writer and deletes the folder unless it contains foreign files; readers keep their copies."""
         self.close()
         names = (MANIFEST, *self._files.all)
         part_written = (path for name in names for path in self._folder.glob(f".{name}.*"))  # left by killed writers

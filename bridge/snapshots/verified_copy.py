@@ -35,17 +35,7 @@ from bridge.weight_types import FileEntry, ShardEntry, WeightManifest
 def copy_chunks(fd: int, file: FileEntry, placement: ShardMap, into: np.ndarray) -> list[int]:
     """Copies a shard into the whole file and hashes the data while it is in cache.
 
-    Args:
-      fd: the shard's file.
-      file: entry of the shard's file.
-      placement: map from the shard to the whole file.
-      into: bytes of the whole file.
-
-    Returns:
-      Indices of chunks with a wrong hash.
-
-    Raises:
-      EOFError: the file is too short.
+    Returns the indices of chunks with a wrong hash. Raises EOFError if the shard's file is too short.
     """
 
     def copy(index: int) -> bool:
@@ -80,10 +70,8 @@ class VerifiedCopy:
     ) -> None:
         """Opens or creates the local file `into`, best in shared memory, and its folder.
 
-        Snapshots with names, dtypes or shapes other than `expected` are rejected.
-
-        Raises:
-          ValueError: another user owns the local file, or the path is a link.
+        Snapshots with names, dtypes or shapes other than `expected` are rejected. Raises ValueError if another user
+        owns the local file, or the path is a link.
         """
         self._folder, self._into = pathlib.Path(folder), pathlib.Path(into)
         self._run, self._tokenizer_hash, self._expected = run, tokenizer_hash, expected
@@ -94,10 +82,8 @@ class VerifiedCopy:
     def fetch(self, manifest: WeightManifest) -> None:
         """Copies a version and verifies the copy; `map_tensors` returns its tensors.
 
-        Raises:
-          SupersededError: a newer version was announced; retry with `latest(folder)`.
-          SnapshotBusyError: a process still maps the previous version in the file.
-          SnapshotError: the run, tokenizer or model differs, or the data does not match its hash.
+        Raises SupersededError if a newer version was announced, SnapshotBusyError if a process still maps the file, and
+        SnapshotError if the run, tokenizer or model differs, or the data does not match its hash.
         """
         check_fit(manifest, run=self._run, tokenizer_hash=self._tokenizer_hash, expected=self._expected)
         reserve([self._segment], manifest.num_bytes)
@@ -166,11 +152,8 @@ def is_verified(path: str | os.PathLike[str]) -> WeightManifest | None:
 def map_tensors(path: str | os.PathLike[str], manifest: WeightManifest) -> dict[str, np.ndarray]:
     """Returns the tensors of a verified version as read-only views of the file, without a copy.
 
-    The file stays locked against the next fetch until the last view is released.
-
-    Raises:
-      SnapshotBusyError: a fetch is writing the file.
-      SnapshotError: the file does not hold this version.
+    The file stays locked against the next fetch until the last view is released. Raises SnapshotBusyError if a fetch is
+    writing the file, and SnapshotError if the file does not hold this version.
     """
     path = pathlib.Path(path)
     try:

@@ -42,7 +42,6 @@ class RunState:
     """State of one run at one moment of the store's clock."""
 
     run: str
-    """Id of the run."""
     name: str
     """Human-readable name; empty for a store of one run."""
     leader: str
@@ -69,13 +68,7 @@ class Runs:
     """Runs that this role may lead."""
 
     def __init__(self, database: Database, *, place: str, names: Callable[[], Sequence[Row]] | None) -> None:
-        """Wraps an open database.
-
-        Args:
-          database: the database.
-          place: its name in errors.
-          names: returns (run, name) of every run; None for a database of one run.
-        """
+        """Wraps an open database. `names` returns (run, name) of every run; None for a database of one run."""
         self._database, self._place, self._names = database, place, names
 
     def all(self) -> list[RunState]:
@@ -123,17 +116,11 @@ class Runs:
         return found[0]
 
     def drop(self, run: str, *, force: bool = False, bucket: str = "") -> RunState:
-        """Deletes a run with all its rows and returns its last state. A repeated call resumes an interrupted drop.
+        """Deletes a run (name or id) with all its rows; returns its last state. A repeated call resumes the drop.
 
-        With `force`, a live learner is superseded and exits. Live actors see that the run is finished and exit.
-
-        Args:
-          run: name or id.
-          force: also drop a run that has a live learner or live actors.
-          bucket: bucket of the run's large groups, which are deleted; empty: they stay.
-
-        Raises:
-          ValueError: the run does not exist, has live processes, or is the only run that the store can hold.
+        With `force`, a live learner is superseded and exits. Live actors see that the run is finished and exit. The
+        run's large groups in `bucket` are deleted; empty: they stay. Raises ValueError if the run does not exist, has
+        live processes, or is the only run that the store can hold.
         """
         if self._names is None:
             raise ValueError(
@@ -158,8 +145,7 @@ class Runs:
     def put_on_probation(self, run: str, actor: str) -> None:
         """Lets a permanently fenced actor be probed again. The actor's next process is re-admitted if its probe passes.
 
-        Raises:
-          ValueError: the run does not exist, or the actor is not fenced.
+        Raises ValueError if the run does not exist, or the actor is not fenced.
         """
         id_ = self.find(run).run
         reasons = dict(self._read("SELECT actor, reason FROM fences WHERE run = :run ORDER BY actor", run=id_))
@@ -207,10 +193,8 @@ _SIZES = """SELECT run, sum(num_bytes), sum(num_objects) FROM (
 def open_runs(url: str, *, retry_s: float = 10.0) -> Generator[Runs]:
     """Opens the runs of a store; creates nothing if there is no store.
 
-    Raises:
-      ValueError: the store does not exist or rejects the login, or the role is not a learner's.
-      StoreLostError: the server is unreachable.
-      StoreBusyError: the file stayed locked.
+    Raises ValueError if the store does not exist or rejects the login, or the role is not a learner's. Raises
+    StoreLostError if the server is unreachable, and StoreBusyError if the file stayed locked.
     """
     if path := sqlite_path(url):
         if not path.is_file():

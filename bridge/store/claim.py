@@ -40,8 +40,6 @@ def choose(
     """Returns the ids to issue now, lowest order first.
 
     Args:
-      offers: claimable tickets by order.
-      limit: most tickets.
       max_train: most training tickets; None: only `limit` applies.
       width: groups of the frontier; None: no frontier.
       in_service: orders of groups with a claimed ticket whose requests are still running.
@@ -65,7 +63,6 @@ def spread(offers: Iterable[Offer], *, part: int, held: Mapping[int, int], num_g
     """Returns the offers in claim order for an actor that takes a part of each group; tickets beyond the part go last.
 
     Args:
-      offers: claimable tickets by order.
       part: training tickets of one order that the actor takes before any beyond the part.
       held: tickets that the actor has in service, by order.
       num_groups: number of orders of training tickets to consider; None: all. With the limit, an actor with one free
@@ -92,7 +89,6 @@ def fair_share(total: int, *, mine: int, among: int, places: int = 1, all_places
     Args:
       total: tickets, claimed and open, that all actors serve together.
       mine: tickets of `total` that this actor has.
-      among: number of actors.
       places: sequences that this actor's engine runs concurrently.
       all_places: sum of `places` over all actors; None: all actors have equal `places`.
     """

@@ -88,19 +88,7 @@ class GroupBlobs:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Connects lazily: sends no request.
-
-        Args:
-          url: s3://bucket/prefix, gs://bucket/prefix or file:///folder.
-          run: id of the run; runs in one bucket are separate.
-          max_bytes: size limit of an object, checked before a fetch.
-          retry_s: seconds for which failed requests are retried. Orphaned objects are swept after more than twice that.
-          clock: monotonic clock in seconds.
-          sleep: sleeps for a number of seconds.
-
-        Raises:
-          ValueError: the scheme is not supported.
-        """
+        """Connects lazily: sends no request. Raises ValueError if the scheme is not supported."""
         if urllib.parse.urlsplit(url).scheme in ("http", "https"):
             raise ValueError(f"store.bucket: expected s3://, gs:// or file:///, got {url}")
         self._place: ObjectStore = open_source(url, is_written=True)
@@ -123,11 +111,7 @@ class GroupBlobs:
         self._try(lambda: obstore.put(self._place, name, self._run.encode()), f"put {name}")
 
     def check_mark(self) -> None:
-        """Checks that this bucket is the one that the learner reads.
-
-        Raises:
-          ValueError: the bucket is another one, such as a folder on another machine, or rejects the request.
-        """
+        """Raises ValueError if this bucket is not the one that the learner reads, or rejects the request."""
         if not self._is_marked():
             raise ValueError(
                 f"store.bucket={self._url} is not the learner's bucket on this machine ({self._prefix}/{_MARK} is "
@@ -136,11 +120,7 @@ class GroupBlobs:
             )
 
     def check_own_mark(self) -> None:
-        """Checks that the learner's own mark still exists.
-
-        Raises:
-          ValueError: the mark is missing, for example in an unmounted shared folder, or the bucket rejects the request.
-        """
+        """Raises ValueError if the learner's own mark is missing, for example in an unmounted shared folder."""
         if not self._is_marked():
             raise ValueError(
                 f"store.bucket={self._url} has lost the learner's objects ({self._prefix}/{_MARK} is missing). Mount "
@@ -169,11 +149,7 @@ class GroupBlobs:
         return reference
 
     def fetch(self, ticket_id: str, reference: str) -> bytes:
-        """Returns the message of a reference. Checks its size before the download and its hash after.
-
-        Raises:
-          BadBlobError: the object is missing or has other content.
-        """
+        """Returns the message of a reference. Raises BadBlobError if the object is missing or has other content."""
         try:
             wanted = BlobReference.parse(reference)
             if wanted.num_bytes > self._max_bytes:
@@ -222,8 +198,7 @@ class GroupBlobs:
     def sweep(self, referenced: Callable[[], Collection[tuple[str, str]]]) -> int:
         """Deletes old objects without a row; returns their number.
 
-        Args:
-          referenced: returns (ticket id, reference) of all rows; called after the objects are listed.
+        `referenced` returns (ticket id, reference) of all rows; it is called after the objects are listed.
         """
         now = self._now()
         oldest = now - datetime.timedelta(seconds=self.min_age_s)

@@ -45,17 +45,10 @@ class PostgresStore(SqlStore):
     """Store of one run in a PostgreSQL database. Thread-safe; must be closed before a fork."""
 
     def __init__(self, url: str, *, run: str, retry_s: float = 600.0, max_message_bytes: int = codec.MAX_BYTES) -> None:
-        """Opens an existing run (`create_run`).
+        """Opens an existing run (`create_run`). Calls retry for `retry_s` seconds while the server is unreachable.
 
-        Args:
-          url: postgresql://user@host/database?sslmode=verify-full.
-          run: id of the run.
-          retry_s: seconds for which every call retries while the server is unreachable.
-          max_message_bytes: size limit of a message.
-
-        Raises:
-          ValueError: the server rejects the login, has no such run for this role, or has tables of another format.
-          StoreLostError: the server is unreachable.
+        Raises ValueError if the server rejects the login, has no such run for this role, or has tables of another
+        format, and StoreLostError if the server is unreachable.
         """
         database = PostgresDatabase(url, retry_s=retry_s)
         super().__init__(database, run=run, max_message_bytes=max_message_bytes)
@@ -82,10 +75,7 @@ class SqliteStore(SqlStore):
         """Opens the file; creates the file and its folder if missing. `clock` is as in `SqliteClock`.
 
         Every call raises `sqlite_database.StoreBusyError` if another process locks the file for more than
-        `busy_timeout_s`.
-
-        Raises:
-          ValueError: the file is not a Sluice store, or has another `codec.FORMAT`.
+        `busy_timeout_s`. Raises ValueError if the file is not a Sluice store, or has another `codec.FORMAT`.
         """
         database = SqliteDatabase(path, busy_timeout_s=busy_timeout_s, clock=clock)
         super().__init__(database, run=RUN, max_message_bytes=max_message_bytes)
@@ -114,19 +104,16 @@ def open_store(
 ) -> SqlStore:
     """Opens the store of a run, for actors and, after `create_run`, for the learner.
 
+    Raises ValueError if the store does not exist or rejects the login, StoreLostError if the server is unreachable, and
+    StoreBusyError if the file stayed locked.
+
     Args:
       url: sqlite:///FILE (one run per file) or postgresql://user@host/database?sslmode=verify-full.
       run: id of the run; ignored for SQLite.
       busy_timeout_s: seconds to wait for a locked SQLite file.
       retry_s: seconds for which every call retries while a PostgreSQL server is unreachable.
-      max_message_bytes: size limit of a message.
       bucket: s3://..., gs://... or file:///... for groups of more than `INLINE_BYTES`; empty: all groups stay in the
         database.
-
-    Raises:
-      ValueError: the store does not exist or rejects the login.
-      StoreLostError: the server is unreachable.
-      StoreBusyError: the file stayed locked.
     """
     objects = GroupBlobs(bucket, run=run, max_bytes=max_message_bytes, retry_s=retry_s) if bucket else None
     store: SqlStore
@@ -142,18 +129,8 @@ def open_store(
 def create_run(url: str, *, run: str, name: str, actor_role: str, retry_s: float = 600.0) -> None:
     """Creates a run, and its store if missing. An existing run stays, but gets the given `actor_role`.
 
-    Only the learner calls it.
-
-    Args:
-      url: as in `open_store`.
-      run: id of the run.
-      name: human-readable name of the run.
-      actor_role: database role whose members may serve the run.
-      retry_s: as in `open_store`.
-
-    Raises:
-      ValueError: the store rejects the login or the request.
-      StoreLostError: the server is unreachable.
+    Only the learner calls it. Members of the database role `actor_role` may serve the run. Raises ValueError if the
+    store rejects the login or the request, and StoreLostError if the server is unreachable.
     """
     if sqlite_path(url):
         return
@@ -165,9 +142,7 @@ def create_run(url: str, *, run: str, name: str, actor_role: str, retry_s: float
 def find_runs(url: str, name_or_id: str, *, retry_s: float = 600.0) -> list[FoundRun]:
     """Returns the runs of a PostgreSQL store with that name or id that this role may serve or lead, newest first.
 
-    Raises:
-      ValueError: the server rejects the login, or has no store.
-      StoreLostError: the server is unreachable.
+    Raises ValueError if the server rejects the login, or has no store, and StoreLostError if the server is unreachable.
     """
     with contextlib.closing(PostgresDatabase(url, retry_s=retry_s)) as database:
         database.retry(tables_and_roles.check_schema)
@@ -177,11 +152,8 @@ def find_runs(url: str, name_or_id: str, *, retry_s: float = 600.0) -> list[Foun
 def find_run(url: str, name_or_id: str, *, retry_s: float = 600.0) -> str:
     """Returns the id of the one unfinished run with that name or id, for `open_store`.
 
-    Raises:
-      FinishedRunError: all matching runs are finished.
-      NoRunError: no run that this role may serve matches.
-      ValueError: several runs match (the message has their ids), or the store rejects the login.
-      StoreLostError: the server is unreachable.
+    Raises FinishedRunError or NoRunError if there is none, ValueError if several runs match (the message has their ids)
+    or the store rejects the login, and StoreLostError if the server is unreachable.
     """
     if path := sqlite_path(url):
         if not path.is_file():
@@ -208,9 +180,7 @@ def find_run(url: str, name_or_id: str, *, retry_s: float = 600.0) -> str:
 def namesakes(url: str, name: str, *, run: str, retry_s: float = 600.0) -> list[str]:
     """Returns the ids of other unfinished runs with that name, which `find_run` cannot tell from `run`.
 
-    Raises:
-      ValueError: the store rejects the login.
-      StoreLostError: the server is unreachable.
+    Raises ValueError if the store rejects the login, and StoreLostError if the server is unreachable.
     """
     if sqlite_path(url):
         return []

@@ -60,11 +60,7 @@ class SqliteClock:
     """
 
     def __init__(self, reading: Clock | None = None) -> None:
-        """Stores the clocks without reading them.
-
-        Args:
-          reading: returns seconds of a clock that all processes of the file share; None: `since_boot_s`.
-        """
+        """Takes `reading`, a clock in seconds that all processes of the file share; None: `since_boot_s`."""
         self._reading: Clock = since_boot_s if reading is None else reading
         self._unix: Clock = time.time if reading is None else reading
 
@@ -109,9 +105,8 @@ class SqliteDatabase(Database):
     ) -> None:
         """Opens the file; creates the file and its folder if missing. `clock` is as in `SqliteClock`.
 
-        Raises:
-          ValueError: the file is not a store, or has another `codec.FORMAT`.
-          StoreBusyError: the file stayed locked.
+        Raises ValueError if the file is not a store, or has another `codec.FORMAT`, and StoreBusyError if the file
+        stayed locked.
         """
         self._path = pathlib.Path(path).absolute()
         self._busy_timeout_s = busy_timeout_s
@@ -217,10 +212,7 @@ class SqliteDatabase(Database):
 
     @override
     def close(self) -> None:
-        """Closes all connections after their current use; later uses raise StoreClosedError.
-
-        A thread of a cancelled coroutine may still be in a statement and would otherwise crash.
-        """
+        """Closes all connections once no thread is in a statement, which would crash; later uses raise an error."""
         if os.getpid() != self._pid:
             self._open = None
             return
@@ -260,11 +252,7 @@ class SqliteDatabase(Database):
         return any(now[t] != mark[t] for t in topics)
 
     def _look(self, run: str) -> Mark:
-        """Returns 1 + the number of notifications per topic.
-
-        Uses a connection that never writes, because data_version then changes with every commit of any other
-        connection.
-        """
+        """Returns 1 + notifications per topic, by a connection that never writes: data_version shows other commits."""
         with self._watch_lock, self.connection():
             if self._watcher is None:
                 self._watcher = self._connect()

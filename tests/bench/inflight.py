@@ -276,10 +276,7 @@ def balance(rig: Rig, setup: Setup, num_updates: int) -> tuple[float, Result]:
     """Returns the passes per token at which the learner keeps pace with a full engine, and a run at that pace.
 
     The first run trains so cheaply that the engine alone sets the pace. From there the passes rise until the learner is
-    busy, and fall where the engine loses speed.
-
-    Raises:
-      RuntimeError: seven runs find no pace at which the learner is busy and the engine keeps `FULL_SPEED`.
+    busy, and fall where the engine loses speed. Raises RuntimeError if seven runs find no such pace.
     """
     passes, full_rate = 0.0, 0.0
     config = pipelinerl(setup.window, num_updates)

@@ -56,10 +56,8 @@ COLUMNS = runs.COLUMNS | {
 def row_of(preset: str, seed: int, ran: runs.Ran, *, warm_s: float) -> dict[str, Any]:
     """Returns the row of what was within the minutes, of which the warm start took `warm_s` seconds.
 
-    An evaluation counts if the newest weights that answered it were made within them.
-
-    Raises:
-      RuntimeError: too little was.
+    An evaluation counts if the newest weights that answered it were made within them. Raises RuntimeError if too little
+    is within them.
     """
     bound_s = MINUTES * 60 - warm_s
     until = runs.training_s(ran.rows)

@@ -215,8 +215,7 @@ class _Watch:
     def to_the_end(self, job: Job, *, at_half: Callable[[], object] | None) -> None:
         """Waits for it. Half way `at_half` is called and an engine is killed, unless that is None.
 
-        Raises:
-          RuntimeError: the run failed, or took too long.
+        Raises RuntimeError if the run failed, or took too long.
         """
         half = (NUM_SMALL if result.SMALL.value else NUM_UPDATES) // 2
         try:

@@ -58,12 +58,7 @@ class ObjectSource:
         """Fills `into` with a file's bytes from `start` on, in order.
 
         Yields the number of new bytes: 0 once the source has answered, and then per block. After a cancelled step has
-        ended, nothing more is written.
-
-        Raises:
-          SourceTransientError: the source failed, or sent other data than this range.
-          SourceRefusedError: the source rejected the request.
-          SourceMissingError: the source has no such file.
+        ended, nothing more is written. Raises SourceTransientError or SourceRefusedError.
         """
         position, size = 0, len(into)
         try:
@@ -108,7 +103,6 @@ class RetryPolicy:
     """Retry policy of a download for slow, silent or faulty sources."""
 
     num_ranges: int = 4
-    """Most concurrent ranges."""
     range_bytes: int = 64 * 2**20
     """Largest range, in bytes. Failures reduce the number and size of ranges, down to one range of one chunk. Measured
     on loopback: ranges of 16 MiB cost reader and server a third more CPU."""
@@ -145,7 +139,6 @@ class DownloadStats:
     """Counters of a download."""
 
     num_requests: int = 0
-    """Requests for a range."""
     num_bytes: int = 0
     """Received bytes, including corrupt ones."""
     num_bad: int = 0
@@ -215,11 +208,7 @@ def download(
     """Downloads and verifies chunks. Blocks its thread and runs its own event loop.
 
     Args:
-      chunks: the file's chunks.
       places: (name, opener) of each source, best first.
-      wanted: indices of the chunks to download.
-      stop: stops the download within a moment once set.
-      patience: retry policy.
       tally: counters, updated even if the download fails.
 
     Raises:

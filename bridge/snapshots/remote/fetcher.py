@@ -60,16 +60,13 @@ class SnapshotFetcher:
         patience: RetryPolicy | None = None,
         lock_timeout_s: float = 10.0,
     ) -> None:
-        """Stores the settings; opens nothing.
+        """Opens nothing yet.
 
         Args:
-          run: id of the run.
-          tokenizer_hash: hash of the model's tokenizer.
           expected: the model's tensors; snapshots with other names, dtypes or shapes are rejected.
           token: authenticates to servers, and must have signed announcements and manifests. None: only sources on this
             machine are allowed.
           tls: CA that is trusted in addition to the system's.
-          patience: retry policy.
           lock_timeout_s: seconds to wait for a file that another process maps.
         """
         self._run, self._tokenizer_hash, self._expected = run, tokenizer_hash, expected
@@ -96,9 +93,8 @@ class SnapshotFetcher:
     def check(self, announcement: Announcement) -> None:
         """Checks an announcement before any allocation or request.
 
-        Raises:
-          SnapshotError: the announcement is unsigned or has a wrong signature, names another machine without a token,
-            has another run, tokenizer or model, or is malformed.
+        Raises SnapshotError if the announcement is unsigned or has a wrong signature, names another machine without a
+        token, has another run, tokenizer or model, or is malformed.
         """
         manifest = announcement.manifest
         if self._token is not None:
@@ -114,16 +110,9 @@ class SnapshotFetcher:
     def older(self, announcement: Announcement, *, than: Version | None) -> Announcement | None:
         """Returns the older version that an announcement names as a fallback, as its own announcement.
 
-        Returns None if the version is not newer than `than`. Requests only the manifest.
-
-        Args:
-          announcement: the learner's announcement.
-          than: the version fetched before.
-
-        Raises:
-          SupersededError: the source does not have the version any more.
-          UnreachableError: the source cannot be read.
-          SnapshotError: `check` fails, or the source has another version.
+        Returns None if that version is not newer than `than`, the version fetched before. Requests only the manifest.
+        Raises SupersededError if the source does not have the version any more, UnreachableError if it cannot be read,
+        and SnapshotError if `check` fails or the source has another version.
         """
         self.check(announcement)
         place = older_place(announcement)
@@ -156,11 +145,7 @@ class SnapshotFetcher:
     ) -> DownloadStats:
         """Downloads a version into a local file and verifies it; `map_tensors` returns its tensors.
 
-        Args:
-          announcement: the version and its sources.
-          into: the local file.
-          stop: stops the download within a moment once set.
-          base: another local file; if it holds the base of a delta, the delta is fetched.
+        If `base`, another local file, holds the base of a delta, the delta is fetched.
 
         Raises:
           SupersededError: no source has the version any more; fetch the currently announced one.
@@ -256,12 +241,7 @@ class SnapshotFetcher:
 
 
 def source_at(url: str, *, token: Token | None = None, tls: Tls | None = None) -> ObjectSource:
-    """Opens the source at a URL.
-
-    Raises:
-      ValueError: as `bridge.object_store.open_source`.
-      SourceMissingError: a folder does not exist.
-    """
+    """Opens the source at a URL. Raises as `open_source`, but SourceMissingError if a folder does not exist."""
     try:
         return ObjectSource(open_source(url, token=token, tls=tls, timeout_s=_REQUEST_S, max_retries=0))
     except FileNotFoundError as e:

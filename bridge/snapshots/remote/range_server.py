@@ -38,17 +38,10 @@ _NO_LOG = stdlib_logging.Logger("sluice.serve", stdlib_logging.CRITICAL + 1)
 
 
 def listen(address: str, *, scheme: str, token: Token | None, tls: Tls) -> tuple[socket.socket, ssl.SSLContext | None]:
-    """Returns a listening socket, and its TLS context for https.
+    """Returns a listening socket at host:port (port 0 takes a free port), and its TLS context for https.
 
-    Args:
-      address: host:port; port 0 takes a free port.
-      scheme: http or https.
-      token: token of the readers; None is allowed only on loopback.
-      tls: certificate and key for https.
-
-    Raises:
-      ValueError: the address is reachable by others without token and TLS, the certificate is missing or invalid, or
-        the address cannot be bound.
+    Raises ValueError if the address is reachable by others without token and TLS, the certificate is missing or
+    invalid, or the address cannot be bound.
     """
     parts = urllib.parse.urlsplit(f"//{address}")
     host, port = parts.hostname, parts.port

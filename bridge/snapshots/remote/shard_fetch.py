@@ -43,12 +43,7 @@ from bridge.weight_types import DeltaEntry, ShardEntry, WeightManifest
 
 @contextlib.contextmanager
 def base_in(path: pathlib.Path, manifest: WeightManifest) -> Generator[tuple[Version, np.ndarray] | None]:
-    """Yields the version in a file and its bytes, locked against overwriting; None if no delta has it as base.
-
-    Args:
-      path: the file.
-      manifest: manifest of the version to fetch.
-    """
+    """Yields a file's version and bytes, locked against overwriting; None if no delta of `manifest` has it as base."""
     if not path.exists():
         yield None
         return
@@ -111,29 +106,16 @@ class ShardFetch:
         *,
         patience: RetryPolicy,
     ) -> None:
-        """Prepares the fetch; reads nothing.
-
-        Args:
-          manifest: checked manifest of the version.
-          piece: the shard to fetch.
-          places: (name, opener) of each source, best first.
-          whole: bytes of the whole file.
-          patience: retry policy.
-        """
+        """Prepares a fetch into the bytes of the `whole` file. `places`: (name, opener) of sources, best first."""
         self.piece, self.tally = piece, DownloadStats()
         self._manifest, self._places, self._whole, self._patience = manifest, places, whole, patience
         self._placement = ShardMap(manifest.tensors, piece.blocks)
 
     def run(self, *, held: ReusableData, before: tuple[Version, np.ndarray] | None, stop: Stop) -> None:
-        """Fetches and verifies the shard. Blocks its thread.
+        """Fetches and verifies the shard. Blocks its thread, and raises as `download`.
 
-        Args:
-          held: data that the local copy of the shard may contain; chunks with the right hash are not downloaded.
-          before: another version and the bytes of its whole file, to which a delta can be applied; None: no delta.
-          stop: stops the download within a moment once set.
-
-        Raises:
-          SupersededError, DownloadStoppedError, UnreachableError, SnapshotError: as `download`.
+        Chunks of `held` with the right hash are not downloaded. `before` is another version and the bytes of its whole
+        file, to which a delta can be applied.
         """
         file, there = self.piece.file, self._chunks_there(held)
         missing = [i for i in range(file.num_chunks) if i not in there]
@@ -185,12 +167,7 @@ class ShardFetch:
         return left
 
     def _apply_delta(self, delta: DeltaEntry, base: np.ndarray, wanted: list[int], stop: Stop) -> list[int]:
-        """Reconstructs chunks from the previous version and the delta; returns the unchanged chunks that failed.
-
-        Raises:
-          DeltaError: this build cannot apply the delta.
-          SupersededError, DownloadStoppedError, UnreachableError, SnapshotError: as `download`.
-        """
+        """Reconstructs chunks from the previous version and the delta; returns the unchanged chunks that failed."""
         file, placement = self.piece.file, self._placement
         check_delta(delta, full_bytes=file.num_bytes)
 
@@ -230,7 +207,7 @@ def num_connections(num_pieces: int, patience: RetryPolicy) -> int:
 def rotated(pieces: Sequence[T], reader: str) -> list[T]:
     """Returns the shards in the order in which a reader fetches them.
 
-    All readers see a new version at the same moment. The hash of its name selects each reader's first shard, so that
+    All readers see a new version at the same moment. The hash of a reader's name selects its first shard, so that
     readers spread over the learner's hosts.
     """
     start = int.from_bytes(blake3.blake3(reader.encode()).digest()[:8]) % max(1, len(pieces))
@@ -247,10 +224,7 @@ def fetch_all(
 ) -> None:
     """Runs all fetches in threads, in this machine's order (`rotated`).
 
-    If one fetch fails, the others stop soon; verified chunks are kept.
-
-    Raises:
-      SnapshotError: the first failure.
+    If one fetch fails, the others stop soon, and the first failure is raised; verified chunks are kept.
     """
     if len(fetches) == 1:
         return fetches[0].run(held=held, before=before, stop=stop)

@@ -34,14 +34,8 @@ class SharedDownload:
     def __init__(self, root: pathlib.Path, *, run: str, fetcher: SnapshotFetcher, wait_s: float = 600.0) -> None:
         """Joins this user's processes on this host that follow the run, and removes folders of dead ones.
 
-        Args:
-          root: a folder in shared memory.
-          run: id of the run.
-          fetcher: this process's fetcher.
-          wait_s: seconds to wait for another process's download.
-
-        Raises:
-          ValueError: another user owns the folder.
+        `root` is in shared memory; `wait_s` bounds the wait for another process's download. Raises ValueError if
+        another user owns the folder.
         """
         _sweep(root)
         self._folder = root / f"{_PREFIX}-{os.geteuid()}-{urllib.parse.quote(run, safe='')}"
@@ -141,11 +135,7 @@ class SharedDownload:
             self._is_downloading = False
 
     def _find(self, manifest: WeightManifest) -> pathlib.Path | None:
-        """Returns the file that holds a version; None if there is none.
-
-        Raises:
-          SupersededError: a file holds a newer version.
-        """
+        """Returns the file that holds a version, if any. Raises SupersededError if one holds a newer version."""
         for name in _FILES:
             held = held_in(self._folder / name)
             if held == manifest:

@@ -79,13 +79,10 @@ class SlotLocks:
         slow_reader_grace_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Stores the settings; opens nothing. The folder may be created later.
+        """Opens nothing; the folder may be created later.
 
-        Args:
-          folder: the writer's folder; with `slow_reader_grace_s`, its writer must have a third slot.
-          reader_grace_s: seconds for which any version is served after another one was announced.
-          slow_reader_grace_s: additional seconds for one version; 0: none.
-          clock: monotonic clock in seconds.
+        Any version is served for `reader_grace_s` seconds after another one was announced, and one version for
+        `slow_reader_grace_s` seconds more, for which the writer must have a third slot.
         """
         self._folder, self._reader_wait_s, self._clock = pathlib.Path(folder), reader_grace_s, clock
         self._slow_reader_s = slow_reader_grace_s
@@ -101,10 +98,7 @@ class SlotLocks:
     ) -> Generator[OpenFile, None, None]:
         """Yields a file of a version. Calls `abort` if the block lasts too long.
 
-        Raises:
-          NoSuchFileError: no served version has this file.
-          GoneError: a newer version was announced, and this one was not being read.
-          SnapshotError: the file is shorter than announced.
+        Raises NoSuchFileError, GoneError, or SnapshotError if the file is shorter than announced.
         """
         held = self._hold(run, version, name)
         file = self._open(held, name)

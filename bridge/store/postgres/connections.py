@@ -38,7 +38,6 @@ class LibpqTarget:
     hosts: tuple[str, ...]
     """All hosts that are tried: addresses, names and socket folders; an empty string is libpq's default socket."""
     sslmode: str
-    """sslmode of libpq."""
 
     @property
     def is_here(self) -> bool:
@@ -47,11 +46,7 @@ class LibpqTarget:
 
 
 def parse(url: str) -> dict[str, Any]:
-    """Returns the settings in a URL, as parsed by libpq.
-
-    Raises:
-      ValueError: the URL is malformed, or names a service.
-    """
+    """Returns the settings in a URL, as parsed by libpq. Raises ValueError if it is malformed, or names a service."""
     try:
         given = conninfo_to_dict(url)
     except psycopg.ProgrammingError as e:
@@ -136,11 +131,7 @@ class Connections:
     """Connections of one process. Thread-safe."""
 
     def __init__(self, url: str) -> None:
-        """Parses the URL; opens no connection.
-
-        Raises:
-          ValueError: the URL is malformed, or would connect to another machine without verified TLS.
-        """
+        """Parses the URL; opens no connection. Raises ValueError if it is malformed, or fails `check_encrypted`."""
         way = libpq_target_of(url)
         check_encrypted(way)
         self.place = way.place
@@ -162,13 +153,7 @@ class Connections:
 
     @contextlib.contextmanager
     def borrow(self) -> Generator[Connection]:
-        """Lends a connection to this thread; drops it if it broke.
-
-        Raises:
-          StoreClosedError: `close` was called, before or during the loan.
-          ValueError: the server rejects the login and never accepted it.
-          psycopg.OperationalError: the server is unreachable.
-        """
+        """Lends a connection to this thread, dropped if it broke. Raises as `connect`, also during the loan."""
         connection = self._take()
         try:
             yield connection

@@ -129,15 +129,7 @@ class PostgresDatabase(Database):
     """PostgreSQL database; each process opens one per run."""
 
     def __init__(self, url: str, *, retry_s: float) -> None:
-        """Connects lazily: opens no connection.
-
-        Args:
-          url: postgresql://user@host/database?sslmode=...; passwords come from PGPASSFILE or PGPASSWORD.
-          retry_s: seconds for which an unreachable server is retried.
-
-        Raises:
-          ValueError: the URL is malformed, or would connect to another machine without verified TLS.
-        """
+        """Connects lazily; passwords come from PGPASSFILE or PGPASSWORD. Raises ValueError as `Connections`."""
         self._connections = Connections(url)
         self._retry_s = retry_s
         self._num_breaks = 0
@@ -240,14 +232,10 @@ class PostgresDatabase(Database):
 
 
 def _run_and_tell(db: Connection, run: str, script: Transaction) -> list[list[Row]]:
-    """Runs a transaction; without notifications if the server's notification queue is full.
-
-    Waiting processes also poll, so they notice the change later. Any role that may connect can fill the queue, which
-    all databases of the server share.
-    """
+    """Runs a transaction; without notifications if the server's queue is full, as waiting processes also poll."""
     try:
         return _run_script(db, run, script)
-    except psycopg.errors.ProgramLimitExceeded as e:
+    except psycopg.errors.ProgramLimitExceeded as e:  # any role that may connect can fill the queue of all databases
         logging.log_every_n_seconds(
             logging.ERROR,
             "change not announced: %s; waiting processes notice it late. End the session that listens in an open "

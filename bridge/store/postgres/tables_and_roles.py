@@ -26,8 +26,7 @@ def schema_sql() -> str:
 def read_format(db: psycopg.Connection) -> int | None:
     """Returns the format number of the existing store; None if there is no store.
 
-    Raises:
-      ValueError: this role may not read it, or the schema `sluice` is not a Sluice store.
+    Raises ValueError if this role may not read it, or the schema `sluice` is not a Sluice store.
     """
     if _one(db, "SELECT 1 FROM pg_namespace WHERE nspname = 'sluice'") is None:
         return None
@@ -59,8 +58,7 @@ def check_schema(db: psycopg.Connection) -> None:
 def make_schema(db: psycopg.Connection) -> None:
     """Creates roles and tables if missing; one process at a time. `db` must be in autocommit mode.
 
-    Raises:
-      ValueError: this role lacks the permission, or the existing store has another format.
+    Raises ValueError if this role lacks the permission, or the existing store has another format.
     """
     if read_format(db) is not None:
         check_schema(db)  # without the lock, which any role of the database could hold indefinitely
@@ -83,8 +81,7 @@ def make_schema(db: psycopg.Connection) -> None:
 def make_run(db: psycopg.Connection, run: str, *, name: str, actor_role: str) -> None:
     """Creates a run owned by this role, unless it exists. In both cases `actor_role` becomes the role that serves it.
 
-    Raises:
-      ValueError: another role owns the run, or this role may not create runs.
+    Raises ValueError if another role owns the run, or this role may not create runs.
     """
     try:
         db.execute(
@@ -114,7 +111,6 @@ class FoundRun:
     """Run found by name or id."""
 
     run: str
-    """Id of the run."""
     finished_step: int | None
     """Step of the last weights; None while the run is in progress."""
 

@@ -61,10 +61,7 @@ class ActorStore(GroupBucket, AnchorRows):
         Afterwards the name's heartbeats from other locations are rejected, and so are this actor's once another took
         the name. An actor at the same `location` takes the name immediately, because a lock there proves that its
         predecessor has exited. An actor elsewhere takes it after `NAME_LEASE_S` seconds without a heartbeat, or when
-        the predecessor closed its store.
-
-        Raises:
-          NameTakenError: an actor at another location has the name.
+        the predecessor closed its store. Raises NameTakenError if an actor at another location has the name.
         """
         self._beat(beat, location)
         self._places[beat.process] = location
@@ -98,9 +95,6 @@ class ActorStore(GroupBucket, AnchorRows):
         """Leases up to `limit` tickets, lowest order first: open tickets and tickets with expired leases.
 
         Args:
-          actor: name of the claiming actor.
-          limit: most tickets.
-          lease_s: duration of the leases, in seconds.
           width: groups of the frontier that all actors serve together (`claim.choose`); None: no frontier. A width of
             the run (`LearnerStore.set_frontier_width`) replaces it.
           among: number of actors that share the training tickets; each takes only its part (`claim.fair_share`).
@@ -197,8 +191,7 @@ class ActorStore(GroupBucket, AnchorRows):
     def renew(self, actor: str, ticket_ids: Sequence[str], *, lease_s: float) -> list[str]:
         """Extends leases; returns the ids that this actor still holds. The others were taken over.
 
-        Raises:
-          ValueError: the lease expires immediately.
+        Raises ValueError if the lease expires immediately.
         """
         check_lease(lease_s)
         held = "WHERE run = :run AND id IN [ids] AND state = 'claimed' AND actor = :actor"
@@ -214,10 +207,7 @@ class ActorStore(GroupBucket, AnchorRows):
         """Releases a leased ticket with what was sampled of it, which its next claim receives.
 
         The progress is kept until the ticket is served, withdrawn, or offered anew by the learner: reissued, rolled
-        back, or after a fence of one of its actors.
-
-        Raises:
-          ValueError: the progress is too large for a message.
+        back, or after a fence of one of its actors. Raises ValueError if the progress is too large for a message.
         """
         params = {"id": progress.ticket_id, "actor": actor, "call": new_request_id()}
         mine = "run = :run AND id = :id AND state = 'claimed' AND actor = :actor"
@@ -331,10 +321,7 @@ class ActorStore(GroupBucket, AnchorRows):
         return False
 
     def fail_ticket(self, ticket_id: str, reason: str, *, max_attempts: int) -> None:
-        """Reports that a ticket's group failed.
-
-        The ticket is offered again, or is `failed` after `max_attempts` attempts.
-        """
+        """Reports a failed group. Its ticket is offered again, or `failed` after `max_attempts` attempts."""
         params = {
             "id": ticket_id,
             "reason": reason[:_MAX_REASON_CHARS].replace("\0", ""),
@@ -363,11 +350,7 @@ class ActorStore(GroupBucket, AnchorRows):
         return self._decode(RunCard, rows[0][0]) if rows else None
 
     def blob(self, blake3: str) -> bytes:
-        """Returns a small file of the run card by its hash, which is verified.
-
-        Raises:
-          KeyError: the store has no file with this hash.
-        """
+        """Returns a small file of the run card by its hash, which is verified. Raises KeyError if it is unknown."""
         rows = self._read("SELECT content FROM blobs WHERE run = :run AND blake3 = :blake3", blake3=blake3)
         if not rows:
             raise KeyError(f"file of hash {blake3} is not in the store")

@@ -14,8 +14,7 @@ from bridge.store.store_types import MAX_CASE_S, MAX_CASES, MAX_TASK_KEY_BYTES
 def pack(key: str, seconds: Sequence[float]) -> str:
     """Returns the text of a row, with times in milliseconds.
 
-    Raises:
-      ValueError: the key is too long, the number of test cases is 0 or too large, or a time is invalid.
+    Raises ValueError if the key is too long, the number of test cases is 0 or too large, or a time is invalid.
     """
     if not 0 < len(key.encode()) <= MAX_TASK_KEY_BYTES or "\0" in key:
         raise ValueError(f"task key must have 1 to {MAX_TASK_KEY_BYTES} bytes and no NUL, got {key[:200]!r}")
@@ -67,11 +66,9 @@ class AnchorRows(SharedStore):
         """Raises anchors (seconds per test case, by task key) to the given values where those are larger.
 
         Idempotent, and safe for concurrent actors in any order. No call can decrease an anchor. A value that is too
-        large extends the timeout of its case, at most to T_max.
-
-        Raises:
-          ValueError: a key exceeds `MAX_TASK_KEY_BYTES`, the number of test cases is 0 or exceeds `MAX_CASES`, or a
-            time is NaN or outside [0, `MAX_CASE_S`]. Nothing is written.
+        large extends the timeout of its case, at most to T_max. Raises ValueError if a key exceeds
+        `MAX_TASK_KEY_BYTES`, the number of test cases is 0 or exceeds `MAX_CASES`, or a time is NaN or outside [0,
+        `MAX_CASE_S`]. Nothing is written.
         """
         # No run lock: no other call reads these rows.
         if anchors:
@@ -83,10 +80,7 @@ class AnchorRows(SharedStore):
         """Returns up to `limit` tasks' anchors in key order, from the first key after `after`.
 
         Paging is complete even while actors raise anchors. `timeout_s` bounds the retries while the store is
-        unreachable.
-
-        Raises:
-          ValueError: the limit is negative.
+        unreachable. Raises ValueError if the limit is negative.
         """
         check_limit(limit)
         step = self._step(_PAGE, after=after, limit=limit)

@@ -79,11 +79,7 @@ class SharedStore:
         self._beat(beat, self._places.get(beat.process, ""))
 
     def _beat(self, beat: Heartbeat, place: str) -> None:
-        """Records a heartbeat, with a place only if no live actor at another place has the name.
-
-        Raises:
-          NameTakenError: a live actor at another place has the name.
-        """
+        """Records a heartbeat. Raises NameTakenError if it has a place, and a live actor elsewhere has the name."""
         put = """INSERT INTO heartbeats (run, process, payload, time_s, holder, places)
             VALUES (:run, :process, :payload, {now}, :place, :places)
             ON CONFLICT (run, process) DO UPDATE SET payload = excluded.payload, time_s = excluded.time_s,

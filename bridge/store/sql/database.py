@@ -61,11 +61,8 @@ class Database(Protocol):
     def write(self, run: str, script: Transaction) -> list[list[Row]]:
         """Runs a transaction and returns the rows of each of its `steps`. It is on disk afterwards, or has no effect.
 
-        If the answer is lost, the transaction may run again after its commit. Its statements must be idempotent.
-
-        Raises:
-          SupersededLearnerError: another incarnation leads the run.
-          StoreLostError: the database is unreachable.
+        If the answer is lost, the transaction may run again after its commit. Its statements must be idempotent. Raises
+        SupersededLearnerError if another incarnation leads the run, and StoreLostError if the database is unreachable.
         """
         ...
 
@@ -103,10 +100,7 @@ def list_names(sql: str) -> list[str]:
 def translate(sql: str, *, now: str, list_form: str, parameter_form: str) -> str:
     r"""Translates a shared statement into an engine's dialect.
 
-    Args:
-      sql: statement in the shared dialect.
-      now: replaces `{now}`.
-      list_form: replaces `IN [name]`; `\1` stands for the name.
-      parameter_form: replaces `:name`; `\1` stands for the name.
+    `now` replaces `{now}`, `list_form` replaces `IN [name]`, and `parameter_form` replaces `:name`; `\1` stands for the
+    name.
     """
     return _PARAMETER.sub(parameter_form, _LIST.sub(list_form, sql.replace("{now}", now)))

@@ -41,23 +41,12 @@ class GroupBucket(SharedStore):
         self._objects, self._inline_bytes = objects, inline_bytes
 
     def check_bucket(self) -> None:
-        """Checks that the bucket, if any, is the one that the learner reads.
-
-        Raises:
-          ValueError: the bucket is another one, or rejects the request.
-          StoreLostError: the bucket is unreachable.
-        """
+        """Raises ValueError if the bucket, if any, is not the learner's, and StoreLostError if it is unreachable."""
         if self._objects is not None:
             self._objects.check_mark()
 
     def _mark_bucket(self) -> None:
-        """Marks the bucket as this run's. If the run has groups in the bucket, it must already be marked.
-
-        Raises:
-          ValueError: the mark is missing, as in an empty mount point of a shared folder, or the bucket rejects the
-            request.
-          StoreLostError: the bucket is unreachable.
-        """
+        """Marks the bucket as this run's. Raises ValueError if the run has groups in a bucket but no mark."""
         if self._objects is None:
             return
         if self._references():
@@ -104,10 +93,7 @@ class GroupBucket(SharedStore):
 
     @contextlib.contextmanager
     def _stowed(self, ticket_id: str, message: bytes) -> Generator["BlobLocation"]:
-        """Stores a group's message as an object if it is large, and yields its location (empty: within the row).
-
-        Deletes the object if the database permanently rejects the row.
-        """
+        """Puts a large message into the bucket and yields its location; deletes the object if its row is rejected."""
         if self._objects is None or len(message) <= self._inline_bytes:
             yield BlobLocation(message, None)
             return
@@ -123,12 +109,7 @@ class GroupBucket(SharedStore):
             self._objects.delete([row])
 
     def _unstow(self, rows: Sequence[tuple[str, bytes, str | None]]) -> list[bytes | BadBlobError]:
-        """Returns the messages of rows (ticket id, payload, reference), or the error of a bad object.
-
-        Raises:
-          ValueError: the bucket rejects the request.
-          StoreLostError: the bucket is unreachable.
-        """
+        """Returns the messages of rows (ticket id, payload, reference), or the error of a bad object."""
         referring = [(ticket_id, object_) for ticket_id, _, object_ in rows if object_ is not None]
         if self._objects is None:
             # Must not stop the learner: any actor's role can write such a row.
@@ -292,13 +273,7 @@ class GroupRows(GroupBucket, Tickets):
         return self._lost_in_a_row
 
     def _group(self, payload: bytes, ticket_id: str, actor: str, fit: str) -> Group:
-        """Decodes the group of a row and repeats the checks of `put_group`.
-
-        An actor's role can write arbitrary bytes.
-
-        Raises:
-          ValueError: the payload is not a group, or does not match the row's ticket.
-        """
+        """Decodes a row's group and repeats the checks of `put_group`, as an actor's role can write any bytes."""
         group = self._decode(Group, payload)
         if (group.ticket_id, group.actor) != (ticket_id, actor):
             raise ValueError(f"its content is of ticket {group.ticket_id!r} and actor {group.actor!r}")

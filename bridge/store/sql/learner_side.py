@@ -39,11 +39,8 @@ class LearnerStore(GroupRows, AnchorRows):
         """Becomes the run's only learner and returns its incarnation: the last one plus 1, or 0 for the first.
 
         Resumes a finished run. A learner at the same `owner` (machine and run folder) takes over immediately, because
-        the run folder's lock proves that its predecessor has exited. A learner elsewhere must wait until the lease
-        expires.
-
-        Raises:
-          LearnerLivesError: the lease of a learner elsewhere has not expired.
+        the run folder's lock proves that its predecessor has exited. Raises LearnerLivesError until the lease of a
+        learner elsewhere expires.
         """
         check_lease(lease_s)
         params = {"holder": owner, "lease_s": lease_s, "call": new_request_id()}
@@ -76,11 +73,7 @@ class LearnerStore(GroupRows, AnchorRows):
         return incarnation
 
     def renew_leadership(self, *, lease_s: float) -> None:
-        """Extends the leader lease from now, even an expired one, unless another learner took over.
-
-        Raises:
-          SupersededLearnerError: another learner took over.
-        """
+        """Extends the leader lease, even an expired one. Raises SupersededLearnerError if another learner took over."""
         check_lease(lease_s)
         self._change("UPDATE runs SET lead_expires_s = {now} + :lease_s WHERE run = :run", lease_s=lease_s)
 
@@ -115,11 +108,7 @@ class LearnerStore(GroupRows, AnchorRows):
                 self.announce(self._last_announced)
 
     def announce(self, announcement: Announcement) -> None:
-        """Announces a version to the actors. The same version may be announced again with more sources.
-
-        Raises:
-          ValueError: the version is older than the announced one.
-        """
+        """Announces a version, or more sources of it. Raises ValueError if it is older than the announced one."""
         with self._announcing:
             self._announce(announcement)
 
@@ -185,10 +174,7 @@ class LearnerStore(GroupRows, AnchorRows):
 
         After a connection break (`num_breaks`), an older copy of the store may answer, in which group numbers belong to
         other groups. The leading learner's next call therefore renumbers all groups, and each reader receives them
-        again.
-
-        Raises:
-          ValueError: the limit is negative, or this learner's bucket is missing or rejects the request.
+        again. Raises ValueError if the limit is negative, or this learner's bucket is missing or rejects the request.
         """
         while True:
             num_breaks = self._database.num_breaks

@@ -192,8 +192,7 @@ def window_name(choice: Choice) -> str:
 def plot_search(tried: Sequence[SearchResult], path: str | os.PathLike[str], *, max_lag: int | None) -> None:
     """Plots response tokens/s against maximum lag and against the split; one line per window with its best engine.
 
-    Raises:
-      ValueError: matplotlib is not installed.
+    Raises ValueError if matplotlib is not installed.
     """
     try:
         from matplotlib.figure import Figure  # optional dependency, needed only for the plot

@@ -53,8 +53,7 @@ class Grid:
     def choices(self, config: Config, profile: Profile) -> Iterator[Choice]:
         """Yields all choices.
 
-        Raises:
-          ValueError: the chip budget cannot be split, or a list does not match the config's admission policy.
+        Raises ValueError if the chip budget cannot be split, or a list does not match the config's admission policy.
         """
         policy = config.admission.policy
         if profile.num_learner_chips == 0:
@@ -168,13 +167,10 @@ def search(
 ) -> list[SearchResult]:
     """Simulates all choices and returns them ranked.
 
-    Choices within the lag bound come first, by decreasing response tokens/s and then increasing lag. Ranking by
-    samples/s would favor choices that drop long responses as stale, or leave them unfinished at the end. The other
-    choices follow by increasing lag. `warmup_updates` None selects the default per choice (`simulate.default_warmup`),
-    because wider windows take longer to fill.
-
-    Raises:
-      ValueError: a grid value does not match the config or profile.
+    Choices within the lag bound come first, by decreasing response tokens/s (`SimResult.tokens_per_s`) and then
+    increasing lag. The other choices follow by increasing lag. `warmup_updates` None selects the default per choice
+    (`simulate.default_warmup`), because wider windows take longer to fill. Raises ValueError if a grid value does not
+    match the config or profile.
     """
     tried = []
     for choice in grid.choices(config, profile):

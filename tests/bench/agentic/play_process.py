@@ -30,11 +30,7 @@ class Player(Server):
         return [self._engine]
 
     async def end(self) -> dict[str, Any]:
-        """Ends the environments.
-
-        Raises:
-          RuntimeError: episodes failed.
-        """
+        """Ends the environments. Raises RuntimeError if episodes failed."""
         failures = dict(self._engine.pool.failures)
         await self._engine.close()
         if any(failures.values()):

@@ -103,7 +103,7 @@ def scale(
     """A row a number of chips, a column a number of engines.
 
     A window (admission.policy=window, no async_ratio) is made as wide as all engines together have places, so that it
-    isn't what bounds them. Batch, round and whatever else a config says stay as they are.
+    isn't what bounds them.
     """
     return [[_cell(config, profile, num_engines=n, num_learner_chips=c) for n in engines] for c in learner_chips]
 

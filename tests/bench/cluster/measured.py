@@ -51,11 +51,7 @@ def new_store(engine: str, folder: pathlib.Path, server: Server) -> Urls:
 
 
 def groups_per_s(urls: Urls, case: Case) -> float:
-    """What a learner gets.
-
-    Raises:
-      RuntimeError: nothing came for long.
-    """
+    """What a learner gets. Raises RuntimeError if nothing came for long."""
     create_run(urls.learner, run=RUN, name="bench", actor_role=ACTOR)
     sizes = (case.num_samples, case.num_tokens, case.claim_at_once)
     module = "tests.bench.cluster.actors"

@@ -50,8 +50,7 @@ def _between(of: Callable[[int], Any], low: int, high: int) -> list[tuple[int, A
 def keep(profile: dict[str, Any], path: pathlib.Path, page: pathlib.Path, *, load: float, num_cores: int) -> str:
     """Writes profile and table, unless the machine was busy when the measurement began; returns what was done.
 
-    Raises:
-      ValueError: the page has no such table.
+    Raises ValueError if the page has no such table.
     """
     if load > num_cores:
         return f"{path.name} stays as it was: load average {load:.1f} on {num_cores} cores at the start."

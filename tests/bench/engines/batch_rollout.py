@@ -32,17 +32,9 @@ async def roll_out(
     *,
     num_rounds: int,
 ) -> list[float]:
-    """Rounds, one after the other; the seconds that each took.
+    """Rounds, one after the other; the seconds that each took. Raises ValueError if there are too few prompts.
 
-    Args:
-      engines: what samples, each an `actor.engine_protocol.Engine`.
-      prompts: in the order in which they are taken, as many as it may take.
-      is_flat: of each prompt, whether its group has no variance.
-      config: says R, K and the sampling.
-      num_rounds: how many.
-
-    Raises:
-      ValueError: there are too few prompts.
+    `prompts` are in the order in which they are taken; `is_flat` says of each whether its group has no variance.
     """
     numbers = iter(range(len(prompts)))
     sampling = Sampling(max_tokens=config.sampling.max_response_tokens)

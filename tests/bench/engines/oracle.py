@@ -53,10 +53,8 @@ def trainings_s(
 
     Args:
       work: its groups are trained, one after the other, each with its K responses and as many times its prompt.
-      num_started: groups of a short round.
       seconds_per_token: trained.
       is_streamed: a group is trained as soon as it is complete; else all when the last one is.
-      num_rounds: short and long.
     """
     prompts, put_off, seconds = itertools.count(), collections.deque[int](), []
     long = dataclasses.replace(work, lengths=[mine[: work.num_samples] for mine in work.lengths])

@@ -8,7 +8,6 @@ from collections.abc import Iterable
 
 PROJECT = pathlib.Path(__file__).resolve().parents[3]
 PACKAGES = ("actor", "bridge", "configs", "launch", "learner")
-"""All packages of the product."""
 SCHEDULE = (
     *("actor/admission.py", "actor/background.py", "actor/leases.py", "actor/loop.py", "actor/responses.py"),
     *("actor/sampling.py", "actor/serving.py", "actor/vllm", "actor/weight_updates.py"),
@@ -37,14 +36,7 @@ _SUFFIXES = (".py", ".sql")
 def code_hash(paths: Iterable[str], root: pathlib.Path = PROJECT) -> str:
     """Returns a hash of Python and SQL files that changes with what they do, not with docstrings, comments or layout.
 
-    A folder is taken without its tests (test_*.py).
-
-    Args:
-      paths: files and folders, relative to `root`.
-      root: the project's folder.
-
-    Raises:
-      FileNotFoundError: one of the paths does not exist.
+    A folder is taken without its tests (test_*.py). Raises FileNotFoundError if a path does not exist.
     """
     digest = hashlib.blake2b(digest_size=8)
     for file in sorted({file for path in paths for file in _files(root / path)}):

@@ -25,11 +25,7 @@ class Estimate:
 
 
 def mean(numbers: Sequence[float]) -> Estimate:
-    """Returns the mean.
-
-    Raises:
-      ValueError: no numbers.
-    """
+    """Returns the mean. Raises ValueError if there are no numbers."""
     if not numbers:
         raise ValueError("an estimate requires at least one measurement")
     middle = statistics.fmean(numbers)
@@ -43,10 +39,7 @@ def mean(numbers: Sequence[float]) -> Estimate:
 def highest(numbers: Sequence[float], *, num_comparisons: int) -> float:
     """Returns the upper bound of a mean, so that all bounds of `num_comparisons` means hold together in 95% of cases.
 
-    One-sided and with Bonferroni's correction; infinite for one number.
-
-    Raises:
-      ValueError: no numbers.
+    One-sided and with Bonferroni's correction; infinite for one number. Raises ValueError if there are no numbers.
     """
     if len(numbers) < 2:
         mean(numbers)
@@ -58,12 +51,8 @@ def highest(numbers: Sequence[float], *, num_comparisons: int) -> float:
 def ratio(numbers: Sequence[float], others: Sequence[float]) -> Estimate:
     """Returns the geometric mean of the ratios of pairs, with the interval of the mean of their logarithms.
 
-    Args:
-      numbers: positive, one per turn (`sessions.run_in_turns`) or round.
-      others: of the same turns or rounds.
-
-    Raises:
-      ValueError: lengths differ, or there are no pairs.
+    Pairs of positive numbers are of the same turn (`sessions.run_in_turns`) or round. Raises ValueError if lengths
+    differ, or there are no pairs.
     """
     found = mean([math.log(a / b) for a, b in zip(numbers, others, strict=True)])
     return Estimate(math.exp(found.value), math.exp(found.low), math.exp(found.high))

@@ -14,11 +14,7 @@ from tests.integration.support.processes import REPO
 def last_line_of(
     module: str, *arguments: object, env: Mapping[str, str] | None = None, timeout_s: float = 540.0
 ) -> Any:
-    """Returns what a module prints as its last line.
-
-    Raises:
-      RuntimeError: it failed.
-    """
+    """Returns what a module prints as its last line. Raises RuntimeError if it failed."""
     command = [sys.executable, "-m", module, *map(str, arguments)]
     environment = os.environ | {"PYTHONPATH": str(REPO), "JAX_PLATFORMS": "cpu"} | dict(env or {})
     done = subprocess.run(command, cwd=REPO, env=environment, stdout=subprocess.PIPE, text=True, timeout=timeout_s)

@@ -91,7 +91,6 @@ def finish(
       doc: the docstring of its module: the page's title and what was run.
       values: numbers, or `Estimate`s with their intervals; the aims are bounds of them.
       columns: format of a cell by heading, filled from a row's fields (`page.table`).
-      notes: paragraphs below the table.
       beside: what else the machine did.
       figure: `<bench>.png` was drawn.
       is_whole: False where parts are missing, which would hide the rest: nothing is written.

@@ -68,11 +68,7 @@ def folder_of(bench: str) -> pathlib.Path:
 
 
 def chosen(cases: Iterable[str]) -> list[str]:
-    """Returns the cases that were asked for.
-
-    Raises:
-      UsageError: one of them is none.
-    """
+    """Returns the cases that were asked for. Raises UsageError if one of them is none."""
     cases = list(cases)
     if unknown := set(ONLY.value) - set(cases):
         raise app.UsageError(f"--only: no case {', '.join(sorted(unknown))}; there are {', '.join(cases)}")
@@ -90,16 +86,13 @@ def run_job(
 ) -> Ran:
     """Returns the run in a folder, which is started unless it is there, of the same code, and may be reused.
 
+    Raises RuntimeError with the job's last lines if it failed.
+
     Args:
-      config: a preset.
       overrides: values by fields of the configuration, as in "run.seed".
-      folder: the run's.
       reuse: takes a finished run.
       bound_s: seconds of training after which the job is told to end, as by Ctrl-C.
       command: module that runs the config.
-
-    Raises:
-      RuntimeError: the job failed; with its last lines.
     """
     asked = asked_for(config, overrides, bound_s)
     if reuse and (finished := finished_run(folder, asked)) is not None:
@@ -114,10 +107,8 @@ def run_job(
 def held_out_reward(arguments: Sequence[str], out: pathlib.Path, *, temperature: float = 1.0) -> float:
     """Returns the mean reward of a model's responses to the held-out problems, one each.
 
-    Args:
-      arguments: of `launch.tools.evaluate`, which name the model.
-      out: its results, which are taken from there if they exist; the temperature is added to the name.
-      temperature: of sampling; 0: greedy.
+    `arguments`, of `launch.tools.evaluate`, name the model. Results in `out`, to whose name the temperature is added,
+    are taken from there if they exist.
     """
     out = out.with_stem(f"{out.stem}-t{temperature:g}")
     if not out.exists():

@@ -58,10 +58,9 @@ def open_rig(
 def run_in_turns(
     rig: Rig, cases: Mapping[str, Session], *, turns: int = TURNS, passes_per_token: float | None = None
 ) -> dict[str, list[Result]]:
-    """Runs all cases once per turn, in the order of `in_turns`. `passes_per_token` replaces the sessions' own.
+    """Runs all cases once per turn, in the order of `in_turns`, and returns each case's result per turn.
 
-    Returns:
-      For each case, a result per turn: the same turn of two cases is a pair (`estimates.ratio`).
+    The same turn of two cases is a pair (`estimates.ratio`). `passes_per_token` replaces the sessions' own.
     """
     found: dict[str, list[Result]] = collections.defaultdict(list)
     for _, name, speed in in_turns(list(cases), turns):

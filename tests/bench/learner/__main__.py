@@ -104,11 +104,7 @@ def race(batches: list[str], sides: list[Entry], folder: pathlib.Path, *, rounds
 
 
 def one_batch(name: str, processes: list[Process], *, rounds: int) -> dict[str, dict]:
-    """Each side's numbers, memory and time on a batch.
-
-    Raises:
-      RuntimeError: our numbers are not PyTorch's.
-    """
+    """Each side's numbers, memory and time on a batch. Raises RuntimeError if our numbers are not PyTorch's."""
     checks = check(processes, name, reference="torch_packed")
     if not checks["ours"]["right"]:
         raise RuntimeError(f"{name}: our numbers are not PyTorch's; {checks}")

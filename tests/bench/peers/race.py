@@ -52,11 +52,7 @@ class Process:
             )
 
     def ask(self, command: str) -> dict:
-        """Sends a command; its answer.
-
-        Raises:
-          RuntimeError: the process ended; shows the end of its log.
-        """
+        """Sends a command; its answer. Raises RuntimeError with the end of its log if the process ended."""
         assert self._process.stdin and self._process.stdout
         try:
             self._process.stdin.write(command + "\n")

@@ -25,11 +25,7 @@ def cache_folder() -> pathlib.Path:
 
 
 def ensure(name: str) -> pathlib.Path:
-    """The interpreter of the environment that `<name>.lock.txt` describes; makes it if it isn't there.
-
-    Raises:
-      RuntimeError: pip failed; says what it said.
-    """
+    """The interpreter of `<name>.lock.txt`'s environment, made if missing. Raises RuntimeError if pip fails."""
     lock = LOCKS / f"{name}.lock.txt"
     digest = hashlib.sha256(lock.read_bytes() + platform.python_version().encode()).hexdigest()[:12]
     folder = cache_folder() / f"{name}-{digest}"

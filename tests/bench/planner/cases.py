@@ -68,11 +68,7 @@ class Error:
 
 
 def read(path: pathlib.Path) -> list[Case]:
-    """The cases of a bench's result file.
-
-    Raises:
-      ValueError: it holds none, or one is malformed.
-    """
+    """The cases of a bench's result file. Raises ValueError if it holds none, or one is malformed."""
     raw = json.loads(path.read_text())
     if not isinstance(raw, dict) or not raw.get("measured"):
         raise ValueError(f"{path} has no measured runs; tests/bench/planner/cases.py says what they look like")

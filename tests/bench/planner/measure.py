@@ -38,9 +38,7 @@ def measure_profile(
 
     Args:
       rig: has run a session.
-      config: a session's.
       results: of the calibration, or of other warm sessions before the measured ones, at their training cost.
-      lengths: what the measured sessions replay.
       num_groups: prompts whose lengths the profile lists, in the order of their tickets.
       engine: its part of the profile, if its speeds were measured before.
     """

@@ -54,8 +54,7 @@ _BYTES_A_PARAMETER = 15
 def jobs(parts: list[str], sizes: list[str]) -> dict[str, tuple[str, ...]]:
     """What is run, by its name in the results: a module of this package and its arguments.
 
-    Raises:
-      ValueError: an unknown part or size.
+    Raises ValueError if a part or size is unknown.
     """
     if unknown := [*(set(parts) - set(PARTS)), *(set(sizes) - set(SIZES))]:
         raise ValueError(f"got {sorted(unknown)}, wanted --parts of {PARTS} and --sizes of {tuple(SIZES)}")

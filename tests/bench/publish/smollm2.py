@@ -27,8 +27,7 @@ class UnavailableError(RuntimeError):
 def steps(into: pathlib.Path) -> dict[str, tuple[pathlib.Path, pathlib.Path]]:
     """Returns, by learning rate, files of the bfloat16 parameters before and after one step at it.
 
-    Raises:
-      UnavailableError: the model could not be made, or its steps failed, and what was said last.
+    Raises UnavailableError with what was said last if the model could not be made, or its steps failed.
     """
     for module, *arguments in (("launch.tools.get_model", "smollm2", f"--out={MODEL}"), (__name__, str(into))):
         environ = os.environ | {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}

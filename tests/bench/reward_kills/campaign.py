@@ -130,8 +130,7 @@ def write_rows(folder: pathlib.Path) -> None:
 def run(folder: pathlib.Path, *, seed: int, minutes: float) -> Outcome:
     """The run, its kills for so long from its first update on, its end and its audit.
 
-    Raises:
-      RuntimeError: it did not start, did not go on after the last kill, or did not end.
+    Raises RuntimeError if it did not start, did not go on after the last kill, or did not end.
     """
     began_s = time.monotonic()
     busy_folder, run_folder = folder / "busy", folder / "run"

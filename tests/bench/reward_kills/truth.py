@@ -33,9 +33,5 @@ def prompts(source: str) -> Iterator[tuple[str, str]]:
 
 
 def source_of(prompt: str) -> str:
-    """The source of a prompt.
-
-    Raises:
-      KeyError: it is of none.
-    """
+    """The source of a prompt. Raises KeyError if it is of none."""
     return {digit: source for source, digits in FIRST_DIGITS.items() for digit in digits}[prompt[0]]

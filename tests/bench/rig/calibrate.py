@@ -71,19 +71,11 @@ def calibrate(
     passes_per_token: float = 0.0,
     tries: int = 4,
 ) -> Calibration:
-    """Returns the cost at which serial runs wait a share of their rounds within the bounds.
+    """Returns the cost at which serial runs wait a share of their rounds within the bounds, or come nearest.
 
     A serial round's wait r does not depend on the training cost, so its compute must become r (1 - w) / w for a ratio w
-    (RolloutPipe section 5.1). Each try scales the passes by what is missing of the middle of the bounds.
-
-    Args:
-      rig: warm, so that nothing is compiled in here.
-      sessions: serial runs.
-      passes_per_token: of the first try.
-      tries: at most.
-
-    Returns:
-      The first try within the bounds, or the one that came nearest.
+    (RolloutPipe section 5.1). Each of at most `tries` scales the passes by what is missing of the middle of the bounds.
+    The rig must be warm, so that nothing is compiled in here.
     """
     best = None
     for number in range(tries):

@@ -26,7 +26,6 @@ class LockStep:
     """A batch that goes on when all of it is there; the next batch is as large."""
 
     def __init__(self, num_episodes: int) -> None:
-        """Nobody is there."""
         self._num_episodes = self._num_left = num_episodes
         self._waiting: list[asyncio.Future[None]] = []
 
@@ -55,7 +54,6 @@ class TurnEngine(ReplayEngine):
     """Makes turns of the work's length; in lock-step for all together, and gives them to all together."""
 
     def __init__(self, engine: Engine, work: Work, lock_step: LockStep | None) -> None:
-        """Of `engine`."""
         super().__init__(engine, None)
         self._work, self._lock_step = work, lock_step
 

@@ -16,7 +16,6 @@ class LoadLog:
     """Looks at an engine's load, for as long as `watch` runs."""
 
     def __init__(self, stats: Callable[[], EngineStats]) -> None:
-        """Nothing was seen yet."""
         self._stats = stats
         self.seen: list[tuple[float, int]] = []
         """Unix seconds, and the requests that ran then."""
@@ -40,9 +39,7 @@ class Steady:
         """From the end of update number `warmup_updates` to the end of the last one, by a run's event log.
 
         Before it the engine fills from empty with responses that all began at once; after it nobody asks any more.
-
-        Raises:
-          ValueError: no update is left.
+        Raises ValueError if no update is left.
         """
         ends = sorted((e["ts"] + e["dur"]) / 1e6 for e in events if e["name"] == "apply")
         if not 0 < warmup_updates < len(ends):
@@ -53,8 +50,7 @@ class Steady:
 def mean_running(seen: Sequence[tuple[float, int]], stretch: Steady) -> float:
     """Sequences running, averaged over time; each look counts until the next one.
 
-    Raises:
-      ValueError: nobody looked in that stretch.
+    Raises ValueError if nobody looked in that stretch.
     """
     weighted = total_s = 0.0
     for (start_s, running), (end_s, _) in zip(seen, seen[1:], strict=False):

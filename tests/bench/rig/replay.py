@@ -26,7 +26,6 @@ class Places:
     """So many requests in service at once; the others wait here, the lowest priority first, as in vLLM's own queue."""
 
     def __init__(self, num: int) -> None:
-        """All `num` are free."""
         self._num_free = num
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
         self._entries = itertools.count()

@@ -59,8 +59,7 @@ class Result:
     def skip(self, num_updates: int) -> "Result":
         """Returns the session after its first updates, which leave its rows and its span.
 
-        Raises:
-          ValueError: no update is left.
+        Raises ValueError if no update is left.
         """
         if not 0 <= num_updates < len(self.steps):
             raise ValueError(f"cannot skip {num_updates} of {len(self.steps)} updates")
@@ -131,18 +130,14 @@ class Rig:
     ) -> None:
         """Starts the processes and their engines; takes a minute or two.
 
+        Raises ValueError if the machine has one core only, and ChildError if the engine does not start.
+
         Args:
-          root: a folder for the sessions and the logs.
-          config: of the engine: its sections model and actor are every session's, but for actor.max_num_seqs, which
-            may be less in a session: the rest of the places stays empty then.
-          model_folder: the policy's.
+          config: of the engine: its sections model and actor are every session's, but for actor.max_num_seqs, which may
+            be less in a session: the rest of the places stays empty then.
           actor_module: what is run as the engines' processes (`serving.Server`).
           num_engines: engine processes, the first on core 0, the next on core 1.
           learner_core: core of the learner; a helper has the other one.
-
-        Raises:
-          ValueError: the machine has one core only.
-          ChildError: the engine does not start.
         """
         if len(os.sched_getaffinity(0)) < 2:
             raise ValueError("the rig wants two cores, one for the engine and one for the learner")
@@ -177,11 +172,7 @@ class Rig:
         self.close()
 
     def run(self, session: Session, *, deadline_s: float = SESSION_S) -> Result:
-        """Runs a session to its end; its folder is numbered.
-
-        Raises:
-          ChildError: a process failed, or the time is up.
-        """
+        """Runs a session to its end; its folder is numbered. Raises ChildError if a process failed, or time is up."""
         self._num_sessions += 1
         name = f"bench-{os.getpid()}-{self._num_sessions:03d}"
         run = dataclasses.replace(session.config.run, name=name, dir=str(self.root / name))

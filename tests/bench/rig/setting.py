@@ -55,10 +55,8 @@ def make_config(
     """A run that only samples and trains: no probe, no checkpoint before its end, no evaluation unless asked for.
 
     `max_tokens` is the engine's context, where it is to be another one than the responses need: all sessions of an
-    engine have the same.
-
-    The learning rate is small on purpose where lengths are replayed: rewards are noise there, and the policy should
-    stay what it is.
+    engine have the same. The learning rate is small on purpose where lengths are replayed: rewards are noise there, and
+    the policy should stay what it is.
     """
     return Config(
         preset=preset,

@@ -130,13 +130,10 @@ def row_of(case: str, remat: str, job: cli.CompileJob, found: StepEstimate, text
 
 
 def kernel_flops(kernel: hlo.Kernel) -> float:
-    """Returns the FLOPs of one run of a kernel that the learner uses.
+    """Returns the FLOPs of one run of a kernel that the learner uses. Raises ValueError for another kernel.
 
     Splash attention skips blocks above the diagonal, so n queries and n keys are n^2 / 2 pairs. A grouped matmul takes
     each row through one expert's matrix, or contracts the rows into the experts' matrices.
-
-    Raises:
-      ValueError: another kernel.
     """
     if attention := re.match(r"splash_m[hq]a_(fwd|dq|dkv)", kernel.name):
         q, k = [s for s in kernel.operands if len(s) >= 3 and s[-1] >= 32 and s[-2] >= 128][:2]

@@ -150,10 +150,7 @@ def _closing(text: str, start: int) -> int:
 def _runs(
     computations: dict[str, Computation], name: str, unknown: list[str], runs: float = 1.0, is_scheduled: bool = True
 ) -> Iterator[tuple[str, float, bool]]:
-    """Yields each computation with its number of runs, and False if it is part of a fusion.
-
-    All branches of a conditional count.
-    """
+    """Yields each computation (of a conditional: all branches), its number of runs, and False if part of a fusion."""
     yield name, runs, is_scheduled
     for one in computations[name].values():
         times, inner = 1.0, is_scheduled

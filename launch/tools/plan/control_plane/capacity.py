@@ -39,9 +39,7 @@ class ClusterModel:
     workload: Workload
     transfers: Transfers | None
     train_groups_per_s: float
-    """Groups/s that the learner's chips can train."""
     generate_groups_per_s: float
-    """Groups/s that all engines can sample in total."""
     engines_stay_full: bool
     """True if engines stay busy with any learner speed, because new groups replace old ones. Otherwise idle engines ask
     for tickets."""
@@ -171,18 +169,13 @@ class Bottleneck:
     groups_per_s: float
     """Highest pace without overload, in groups/s; 0 if a resource is overloaded at any pace."""
     part: Resource
-    """The bottleneck at that pace."""
 
 
 def bottleneck(cluster: ClusterModel, *, but: Collection[str] = ()) -> Bottleneck:
     """Returns the lowest pace at which the share of a resource reaches 1, and that resource.
 
     Shares need not increase with the pace, because actors with full engines ask for fewer tickets. So paces are tried
-    from low to high.
-
-    Args:
-      cluster: the run.
-      but: names of resources that are ignored; learner and engines still limit the pace.
+    from low to high. Resources named in `but` are ignored; learner and engines still limit the pace.
     """
 
     def worst(pace: float) -> Resource:

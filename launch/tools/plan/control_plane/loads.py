@@ -54,11 +54,7 @@ class ControlCalls:
 def control_calls(config: Config, *, num_actors: int, groups_per_s: float, share_with_room: float) -> ControlCalls:
     """Returns the rates, in calls/s, of the store calls of `num_actors` actors while `groups_per_s` groups are trained.
 
-    Args:
-      config: run config.
-      num_actors: engines, each with one actor.
-      groups_per_s: trained groups/s.
-      share_with_room: share of the actors whose engines have room, so that they ask for tickets.
+    `share_with_room` is the share of the actors whose engines have room, so that they ask for tickets.
     """
     by_sample = config.admission.unit == "sample"
     puts = groups_per_s * (config.rounds.samples_per_group if by_sample else 1)
@@ -90,7 +86,6 @@ class Resource:
     capacity: float
     unit: str
     remedy: str
-    """Fix for an overload."""
     made_of: tuple[tuple[str, float], ...] = ()
     """Parts of the load by cause."""
 
@@ -128,11 +123,7 @@ def store_parts(
 ) -> list[Resource]:
     """Returns the resources of one store.
 
-    Args:
-      store: capacity of the store.
-      seconds: store seconds per second, by kind of call.
-      stored_bytes_per_s: bytes/s of groups through the store.
-      num_actors: connected actors, in addition to one learner.
+    `seconds` are store seconds per second, by kind of call; `num_actors` does not count the learner.
     """
     most = max(seconds, key=lambda name: seconds[name])
     made = [
@@ -263,7 +254,6 @@ BYTES_PER_PROMPT_TOKEN = 4
 _BYTES_PER_ROLLOUT, _BYTES_PER_GROUP = 155, 155
 """Approximate bytes of names, lengths and non-array fields."""
 _NUM_PROBLEMS = 512
-"""Number of problems drawn for the means."""
 
 
 def group_bytes(*, num_samples: int, prompt_tokens: float, response_tokens: float) -> float:

@@ -71,15 +71,8 @@ class SimActors:
         """Starts idle, with weights of step 0.
 
         Args:
-          config: run config.
-          profile: hardware profile.
-          lengths: lengths of prompts and responses.
-          calendar: event queue.
-          on_group: called when a group is stored.
-          on_claim: called after tickets were claimed.
           on_free_chips: called when `num_free_chips` increases, for a learner without its own chips, or with helpers.
           pays: called with a number of chips; returns True if the round ends sooner if engines release them now.
-          seed: seed of environment latencies.
         """
         self._config, self._profile, self._lengths = config, profile, lengths
         self._calendar, self._on_group = calendar, on_group
@@ -198,10 +191,7 @@ class SimActors:
         return self._fleet.totals()
 
     def _restart_stale(self) -> None:
-        """Restarts stale samples as an actor does (`Sampler.restart_stale`).
-
-        Samples restart separately, but a finished stale sample restarts its whole group's ticket.
-        """
+        """Restarts stale samples as `Sampler.restart_stale`; a finished one restarts its whole ticket."""
         if self._lag_bound is None:
             return
         for group in list(self._groups.values()):

@@ -53,13 +53,9 @@ class Compute:
         """Seconds before the optimizer step in which helpers hand their sums over."""
 
     def start(self, tokens: int, *, ends_update: bool, num_chips: int, then: Callable[[float], None]) -> None:
-        """Starts a pass over `tokens`, followed by the optimizer step if it ends an update.
+        """Starts a pass over `tokens` prompt and response tokens, and the optimizer step if it ends an update.
 
-        Args:
-          tokens: prompt and response tokens.
-          ends_update: True if the optimizer step follows.
-          num_chips: at least 1.
-          then: called at the end with the start time of the pass.
+        `then` is called at the end with the start time of the pass.
         """
         now_s = self._calendar.now_s
         self._batch.append(tokens)

@@ -87,10 +87,7 @@ class SimResult:
     """Mean seconds from a version's export until engines serve it."""
 
     def round_mean(self, name: str) -> float:
-        """Returns the mean over rounds of a metric, such as `waiting_ratio` or `first_dispatch_s`.
-
-        NaN if no whole round counts.
-        """
+        """Returns the mean over rounds of a metric, such as `waiting_ratio`; NaN if no whole round counts."""
         values = [r[f"round/{name}"] for r in self.rounds]
         return float(np.mean(values)) if values else float("nan")
 

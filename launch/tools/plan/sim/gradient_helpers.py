@@ -13,7 +13,6 @@ class SimHelpers:
     """Chips that help in the current round."""
 
     def __init__(self, profile: Profile, calendar: EventQueue) -> None:
-        """Starts without chips."""
         self._profile, self._calendar = profile, calendar
         self._costs = profile.helpers or HelperProfile()
         self._last: dict[bool, RoundCost] = {}
@@ -21,7 +20,6 @@ class SimHelpers:
         self._chip_s = 0.0
         self._rollout_s: float | None = None
         self.num_chips = 0
-        """Chips that help now."""
 
     def trained(self, tokens: int) -> None:
         """Counts tokens that are trained in the round."""
@@ -51,10 +49,7 @@ class SimHelpers:
     def join(self, num_chips: int, *, left_s: float, is_over: bool) -> bool:
         """Lets chips help; returns False if they are no more than before, or too late to pay.
 
-        Args:
-          num_chips: chips that the engines have released.
-          left_s: seconds that the learner's own chips still need for what has arrived.
-          is_over: True if the rollout has ended.
+        `left_s` is the time that the learner's own chips still need for what has arrived, in seconds.
         """
         own = self._profile.num_learner_chips
         gain_s = left_s * num_chips / (own + num_chips)

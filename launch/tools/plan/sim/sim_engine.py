@@ -118,8 +118,7 @@ class SimEngine:
     ) -> None:
         """Adds a request; `cached_tokens` of its prompt need no computation.
 
-        Raises:
-          ValueError: the request can never fit the KV cache, has no response token, or its id exists.
+        Raises ValueError if the request can never fit the KV cache, has no response token, or its id exists.
         """
         if id in self._requests:
             raise ValueError(f"request {id} is in the engine already")
@@ -151,16 +150,10 @@ class SimEngine:
     def update(
         self, now_s: float, *, step: int, pause_s: float, at_publish: AtPublish, recompute: bool = False
     ) -> None:
-        """Loads new weights: pauses for `pause_s`, then continues with them.
+        """Loads new weights: pauses for `pause_s` without generation, then continues with them.
 
-        With drain it first serves all its requests. Later updates replace a pending one.
-
-        Args:
-          now_s: current time.
-          step: step of the weights.
-          pause_s: seconds without generation.
-          at_publish: treatment of running requests (`configs/schema.py`).
-          recompute: with keep, True to recompute their keys and values.
+        With drain it first serves all its requests. Later updates replace a pending one. With keep, `recompute` lets
+        running requests recompute their keys and values.
         """
         self._move(now_s)
         if at_publish == "drain":

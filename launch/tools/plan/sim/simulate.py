@@ -20,10 +20,8 @@ def simulate(
 
     A width that a run chooses after its first round (admission.width=auto) applies from the start. Not modeled:
     evaluations, probes, failures, rounds.ess_floor (which requires real gradients), elastic engines. max_num_seqs is
-    the profile's. All actor hosts get a version when the last one has it.
-
-    Raises:
-      ValueError: no step counts, or the run cannot continue (for example, a response fits no engine).
+    the profile's. All actor hosts get a version when the last one has it. Raises ValueError if no step counts, or the
+    run cannot continue (for example, a response fits no engine).
     """
     if num_updates < 1 or warmup_updates < 0:
         raise ValueError(f"expected at least 1 update after >= 0 of warm-up, got {num_updates} and {warmup_updates}")

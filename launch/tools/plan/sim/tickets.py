@@ -28,7 +28,6 @@ class TicketPool:
         """Starts without tickets.
 
         Args:
-          num_engines: number of engines that claim.
           width: frontier width in groups; None means no frontier.
           by_sample: True to split tickets into single requests.
           shares: True to limit each engine to its fair share.
