@@ -47,10 +47,8 @@ class Checkpoints:
         """Opens or creates the folder, and removes the partial saves of killed processes.
 
         Every process in `hosts` must create its own `Checkpoints` and call the same methods in the same order. Fewer
-        than `max_failed_in_a_row` consecutive failed saves are only logged and counted.
-
-        Raises:
-          ProcessLostError: the leader did not join in time.
+        than `max_failed_in_a_row` consecutive failed saves are only logged and counted. Raises ProcessLostError if the
+        leader did not join in time.
         """
         self._hosts = hosts or SingleProcess()
         self._agreement = HostAgreement(self._hosts)
@@ -79,9 +77,8 @@ class Checkpoints:
     def save(self, step: int, arrays: Any, host: dict[str, Any]) -> None:
         """Copies the arrays off the devices, then writes them in the background.
 
-        Raises:
-          CheckpointError: too many consecutive saves failed, or `step` is not after the latest step.
-          ProcessLostError: another host did not report its part of a save.
+        Raises CheckpointError after too many consecutive failed saves or if `step` is not after the latest step, and
+        ProcessLostError if another host did not report its part of a save.
         """
         self.wait()
         args = ocp.args.Composite(arrays=ocp.args.StandardSave(arrays), host=ocp.args.JsonSave(host))
@@ -108,12 +105,7 @@ class Checkpoints:
         return self.wait()
 
     def wait(self) -> int | None:
-        """Waits for the save in progress and returns its step, or None if there is none or it failed.
-
-        Raises:
-          CheckpointError: too many consecutive saves failed.
-          ProcessLostError: another host did not report its part of the save.
-        """
+        """Waits for the save in progress; returns its step, None if there is none or it failed. Raises like `save`."""
         if self._pending is None:
             return None
         (step, pending), self._pending = self._pending, None
@@ -143,11 +135,8 @@ class Checkpoints:
 
         A damaged step is logged, renamed and skipped. So is a lone first save that was killed before hashing: no group
         was acknowledged, so a fresh start is exact. `check` gets the host state before any array is read and may raise
-        to reject it. `is_part` reads only the saved arrays that `abstract` names.
-
-        Raises:
-          CheckpointError: steps exist but none is intact; no step is renamed.
-          OSError: the disk fails.
+        to reject it. `is_part` reads only the saved arrays that `abstract` names. Raises CheckpointError, and renames
+        nothing, if steps exist but none is intact.
         """
         intact = self._newest_intact() if self._hosts.is_leader else None
         intact = self._agree_on(intact)

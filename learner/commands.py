@@ -187,11 +187,7 @@ def encode(command: Command) -> bytes:
 
 
 def decode(data: bytes, packing: PackingConfig, routing: RoutingShape | None = None) -> Command:
-    """Deserializes a command.
-
-    Raises:
-      ValueError: the message is not a command, or comes from another build or config.
-    """
+    """Deserializes a command; raises ValueError if the message is malformed, or of another build or config."""
     try:
         message = msgspec.msgpack.decode(data, type=_Message)
         kind = _KINDS.get(message.kind)

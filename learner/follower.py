@@ -63,12 +63,10 @@ def join_run(
 ) -> Follower:
     """Builds a follower, calling the collective parts of the leader's `open_run` or `open_sft` in the same order.
 
-    Stop signals forward a stop request to the leader, which stops all processes. `destinations` receive this
-    process's rows of the weights in addition to local shared memory and the bucket.
-
-    Raises:
-      ValueError, FileNotFoundError: the model or the mesh is unusable; the message is one line.
-      ProcessLostError: the leader did not join in time.
+    Stop signals forward a stop request to the leader, which stops all processes. `destinations` receive this process's
+    rows of the weights in addition to local shared memory and the bucket. Raises ValueError or FileNotFoundError, with
+    a message of one line, if the model or the mesh is unusable, and ProcessLostError if the leader did not join in
+    time.
     """
     for number in stop_signals():
         signal.signal(number, lambda *_: hosts.request_stop())

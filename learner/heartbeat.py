@@ -74,11 +74,9 @@ class LearnerHeartbeat:
     def check(self) -> None:
         """Checks for stop requests and failures; called whenever the learner waits.
 
-        Raises:
-          Stopped: a learner process was asked to stop.
-          ProcessLostError: other learner processes are unreachable.
-          SupersededLearnerError: another learner holds the leader lease.
-          StoreLostError: the store was unreachable for too long.
+        Raises Stopped if a learner process was asked to stop, ProcessLostError if one is unreachable,
+        SupersededLearnerError if another learner holds the leader lease, and StoreLostError if the store was
+        unreachable for too long.
         """
         if self._stop.is_set():
             raise Stopped

@@ -94,11 +94,7 @@ class LearnerProcess(abc.ABC):
         self.heartbeat.report_progress()
 
     def save_last(self) -> None:
-        """Waits for the save in progress, and saves the current step unless it is saved.
-
-        Raises:
-          CheckpointError: the current step could not be saved.
-        """
+        """Waits for the save in progress, and saves the current step if it is not; may raise CheckpointError."""
         self.acknowledge(self.checkpoints.wait())
         self.heartbeat.report_progress()
         if (self.checkpoints.latest or 0) != self.step:
@@ -121,10 +117,7 @@ class LearnerProcess(abc.ABC):
 
 
 def compute(run: LearnerProcess, command: Command, name: str, **about: Any) -> tuple[Any, float, float]:
-    """Performs a command on all processes and returns (result, start, end), in monotonic seconds.
-
-    The event log records it under `name`, and notes a compilation.
-    """
+    """Performs a command on all processes and logs it as `name`; returns (result, start, end), in monotonic seconds."""
     num_before = run.trainer.steps.num_compilations
     start = time.monotonic()
     result = run.do(command)

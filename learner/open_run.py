@@ -92,10 +92,9 @@ def open_run(
     `lead` broadcasts commands to the followers (default: no followers). `helper` starts the gradient helper
     (helpers.num_engines).
 
-    Raises:
-      ValueError, FileNotFoundError: the model, the prompts or the mesh is unusable; the message is one line.
-      CheckpointError: checkpoints exist, but none is intact or compatible.
-      ProcessLostError: another process did not join in time.
+    Raises ValueError or FileNotFoundError, with a message of one line, if the model, the prompts or the mesh is
+    unusable; CheckpointError if checkpoints exist, but none is intact or compatible; ProcessLostError if another
+    process did not join in time.
     """
     report_phase("reading the prompts")
     architecture = Architecture.from_hf(model_folder)

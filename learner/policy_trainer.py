@@ -66,12 +66,10 @@ class EpochCache:
         return [kept.micro.ticket_ids for kept in self._kept]
 
     def __getitem__(self, index: int) -> KeptBatch:
-        """Returns micro-batch `index` (from 0)."""
         self._move_last_to_host()
         return self._kept[index]
 
     def __iter__(self) -> Iterator[KeptBatch]:
-        """Iterates over the micro-batches."""
         self._move_last_to_host()
         return iter(self._kept)
 

@@ -23,11 +23,7 @@ class Replicator:
         self._told_s = clock()
 
     def send(self, command: Command) -> None:
-        """Broadcasts a command to the followers without waiting for them.
-
-        Raises:
-          ProcessLostError: the followers cannot be reached.
-        """
+        """Broadcasts a command to the followers without waiting; raises ProcessLostError if they cannot be reached."""
         if self.hosts.count > 1:
             self._channel.broadcast(encode(command), timeout_s=0.0)
             self._told_s = self._clock()
@@ -46,9 +42,8 @@ class Replicator:
 def follow(trainer: PolicyTrainer, hosts: Processes, config: Config, *, did: Callable[[Command], None]) -> int:
     """Performs the leader's commands until it sends End, and returns the exit code; `did` is called per command.
 
-    Raises:
-      ProcessLostError: the leader was silent for longer than `supervision.start_timeout_s`, or after the first update
-        `supervision.progress_timeout_s`.
+    Raises ProcessLostError if the leader is silent for longer than `supervision.start_timeout_s`, or after the first
+    update `supervision.progress_timeout_s`.
     """
     channel = hosts.channel(_CHANNEL)
     silence_s = config.supervision.start_timeout_s

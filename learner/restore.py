@@ -39,10 +39,7 @@ class WeightLoader:
     architecture: Architecture
 
     def load(self, folder: pathlib.Path, dtype: str, *, source: str = "model.path") -> Params:
-        """Returns the parameters of a folder in `dtype`; raises ValueError if its architecture differs.
-
-        `source` names the config field of the folder in that error.
-        """
+        """Returns a folder's parameters in `dtype`; raises ValueError, naming field `source`, if its model differs."""
         mesh = make_mesh(**self.config.mesh.axes, devices=None)
         loaded, params = hf_io.load(
             folder,
@@ -56,8 +53,7 @@ class WeightLoader:
 def load_base(weights: WeightLoader, model_folder: pathlib.Path) -> LoraBase | None:
     """Loads the frozen base of LoRA adapters from the model folder, or returns None if all parameters are trained.
 
-    Raises:
-      ValueError: the folder lacks weights.
+    Raises ValueError if the folder lacks weights.
     """
     config = weights.config
     if not config.lora.is_on:
@@ -97,11 +93,8 @@ def restore(
 ) -> Restored:
     """Returns the latest checkpoint, or the initial weights.
 
-    With a `base` the parameters are adapters: the checkpoint's, whose base must match, or fresh ones. With `critic`
-    its state is restored or begun as well.
-
-    Raises:
-      CheckpointError: checkpoints exist, but none is intact or compatible.
+    With a `base` the parameters are adapters: the checkpoint's, whose base must match, or fresh ones. With `critic` its
+    state is restored or begun as well. Raises CheckpointError if checkpoints exist, but none is intact or compatible.
     """
 
     def check(host_state: dict[str, Any]) -> None:
@@ -143,8 +136,7 @@ def restore_params(
 ) -> tuple[int, Params]:
     """Returns the latest checkpoint's (step, parameters), or adapters with a `base`; loads no optimizer state.
 
-    Raises:
-      CheckpointError: no checkpoint exists, or none is intact or compatible.
+    Raises CheckpointError if no checkpoint exists, or none is intact or compatible.
     """
     config, architecture = weights.config, weights.architecture
     mesh, dtype = make_mesh(**config.mesh.axes, devices=None), config.model.param_dtype
@@ -272,10 +264,7 @@ def check_same_optimizer(host_state: dict[str, Any], name: str, folder: pathlib.
 def check_same_critic(saved: dict[str, Any] | None, now: dict[str, Any] | None, folder: pathlib.Path) -> None:
     """Raises CheckpointError if a checkpoint and the run differ in having a critic, its backbone or its architecture.
 
-    Args:
-      saved: metadata of the checkpoint's critic (`CriticStep.metadata`), or None.
-      now: metadata of the run's critic, or None.
-      folder: run folder, for the message.
+    `saved` and `now` are their `CriticStep.metadata`, None without a critic.
     """
     if saved is None or now is None:
         if (saved is None) != (now is None):

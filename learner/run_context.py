@@ -31,9 +31,7 @@ POLL_INTERVAL_S = 1.0
 def open_run_store(config: Config, folder: pathlib.Path) -> SqlStore:
     """Opens the run's store, and creates the run in it if it is new.
 
-    Raises:
-      ValueError: the store is unusable; the message is one line.
-      TimeoutError: the store is unreachable.
+    Raises ValueError, with a message of one line, if the store is unusable, and TimeoutError if it is unreachable.
     """
     url, run, retry_s = store_url(config), run_id(folder), config.store.outage_timeout_s
     create_run(url, run=run, name=config.run.name, actor_role=config.store.actor_role, retry_s=retry_s)
@@ -57,8 +55,7 @@ def open_run_store(config: Config, folder: pathlib.Path) -> SqlStore:
 def acquire_leadership(store: LearnerStore, config: Config, folder: pathlib.Path) -> int:
     """Acquires the leader lease and returns the incarnation; waits for another learner's lease to expire.
 
-    Raises:
-      LearnerLivesError: another learner holds the lease and renews it.
+    Raises LearnerLivesError if the other learner renews its lease.
     """
     lease_s = config.supervision.leader_lease_s
     deadline = time.monotonic() + lease_s + POLL_INTERVAL_S
@@ -104,11 +101,7 @@ class RunContext:
     """Functions called while the learner waits; they must not block."""
 
     def check(self) -> None:
-        """Runs the heartbeat checks and the wait hooks; called on each poll that found nothing.
-
-        Raises:
-          Exception: see `LearnerHeartbeat.check`; hooks may raise as well.
-        """
+        """Runs the heartbeat checks and the wait hooks; called on each poll that found nothing. Both may raise."""
         self.heartbeat.check()
         self.look()
 
@@ -126,9 +119,7 @@ class RunContext:
 def open_context(config: Config, folder: pathlib.Path, lead: Replicator, liveness: Liveness) -> RunContext:
     """Opens the store, acquires leadership and starts the heartbeat; stop signals request a stop from now on.
 
-    Raises:
-      ValueError, TimeoutError: the store is unusable or unreachable.
-      LearnerLivesError: another learner is alive.
+    Raises what `open_run_store` and `acquire_leadership` raise.
     """
     lock = RunLock(RunFolder(folder).learner_lock, "learner")
     store = open_run_store(config, folder)

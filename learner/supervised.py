@@ -53,7 +53,6 @@ class SftRun(LearnerProcess):
     sets: Sequence[ProblemSet]
     """Evaluation sets, the held-out rows first."""
     num_updates: int
-    """Updates made."""
 
     @property
     def step(self) -> int:
@@ -138,9 +137,8 @@ def open_sft(
 def train_sft(run: SftRun) -> None:
     """Trains until `run.num_updates` updates are made, and writes the model to the run folder.
 
-    Raises:
-      Stopped: a learner process was asked to stop; a checkpoint of the last update is saved first.
-      NotFiniteError: too many consecutive updates had a non-finite loss or gradient.
+    Raises Stopped, after a checkpoint of the last update, if a learner process was asked to stop, and NotFiniteError
+    after too many consecutive updates with a non-finite loss or gradient.
     """
     try:
         _train_all(run)

@@ -55,8 +55,8 @@ def is_off_policy(ess: float, *, floor: float, is_fresh: bool, step: int) -> boo
 def train(run: Run) -> None:
     """Trains until `run.num_updates` steps are done, and writes the model to the run folder.
 
-    Raises:
-      Stopped: a learner process was asked to stop; a checkpoint is saved first where one is allowed (`may_save`).
+    Raises Stopped if a learner process was asked to stop; a checkpoint is saved first where one is allowed
+    (`may_save`).
     """
     try:
         train_all(run)
@@ -137,10 +137,7 @@ def give_devices_back(run: Run) -> None:
 
 
 def accumulate(run: Run, micro: MicroBatch, step_metrics: StepMetrics) -> None:
-    """Adds a micro-batch's gradient to the accumulated gradient, as the micro-batch arrives.
-
-    Later epochs over the batch use `accumulate_cached`.
-    """
+    """Adds the gradient of a micro-batch as it arrives; later epochs over the batch use `accumulate_cached`."""
     _, start, end = compute(run, Accumulate(micro), "train", step=run.step, groups=",".join(micro.ticket_ids))
     step_metrics.add_batch(micro, start, end)
     run.heartbeat.report_progress()
@@ -245,8 +242,7 @@ def drop(run: Run, step_metrics: StepMetrics, *, needs_fresh: bool) -> None:
 def update(run: Run, step_metrics: StepMetrics) -> None:
     """Makes an update from the full batch, one optimizer step per epoch, and writes its metrics.
 
-    Raises:
-      NotFiniteError: too many consecutive optimizer steps had a non-finite loss or gradient.
+    Raises NotFiniteError if too many consecutive optimizer steps had a non-finite loss or gradient.
     """
     take_devices(run)
     run.on_stop = None  # the update changes the parameters

@@ -17,7 +17,6 @@ from learner.schedule.rollout_stream import RolloutStream
 from learner.update.packing import MicroBatch
 
 _SHOWN_REASONS = ("stale", "below_min_version", "zero_variance", "overflow", *group_validation.REASONS)
-"""Reasons for dropped groups that have a metric."""
 
 
 NO_LORA = LoraConfig()
@@ -155,7 +154,6 @@ class StepMetrics(UpdateMetrics):
         store: LearnerStore,
         num_skipped: int,
     ) -> None:
-        """Starts at the run's first wait; `num_skipped` counts the optimizer steps skipped before."""
         super().__init__(architecture, lora=lora, critic=critic, num_skipped=num_skipped)
         self._stream, self._store = stream, store
         self._wait_s_before = stream.wait_s

@@ -18,7 +18,10 @@ class LedgerError(RuntimeError):
 
 @dataclasses.dataclass
 class GradientLedger:
-    """Micro-batches of one update, numbered from 0 in the order of `add`."""
+    """Micro-batches of one update, numbered from 0 in the order of `add`.
+
+    `assign`, `check` and `merge` raise LedgerError for a partial gradient that was merged or lost before.
+    """
 
     _denominators: list[float] = dataclasses.field(default_factory=list[float])
     _waiting: list[int] = dataclasses.field(default_factory=list[int])
@@ -48,11 +51,7 @@ class GradientLedger:
         return self._waiting[-1]
 
     def assign(self, part: str) -> int | None:
-        """Assigns the first waiting micro-batch to a partial gradient; returns its number, None if none waits.
-
-        Raises:
-          LedgerError: the partial gradient was merged or lost.
-        """
+        """Assigns the first waiting micro-batch to a partial gradient; returns its number, None if none waits."""
         self._check_open(part)
         if not self._waiting:
             return None
@@ -68,11 +67,7 @@ class GradientLedger:
         return tuple(self._assigned.get(part, ()))
 
     def check(self, part: str, numbers: Sequence[int], denominator: float) -> None:
-        """Checks what a partial gradient says it is the sum of, before it is merged.
-
-        Raises:
-          LedgerError: it was merged or lost before, or it is not the sum of what was assigned to it.
-        """
+        """Raises LedgerError if a partial gradient is not the sum of its micro-batches; call it before `merge`."""
         self._check_open(part)
         assigned = self._assigned.get(part, [])
         if list(numbers) != assigned or not self.is_sum(denominator, assigned):
@@ -90,11 +85,7 @@ class GradientLedger:
         return abs(denominator - sum(parts)) <= max(len(parts), 16) * 2.0**-24 * sum(parts)
 
     def merge(self, part: str) -> tuple[int, ...]:
-        """Records that a partial gradient was added to the update's; returns its micro-batches.
-
-        Raises:
-          LedgerError: it was merged or lost before.
-        """
+        """Records that a partial gradient was added to the update's; returns its micro-batches."""
         self._check_open(part)
         self._merged[part] = tuple(self._assigned.pop(part, ()))
         return self._merged[part]

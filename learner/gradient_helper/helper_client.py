@@ -97,13 +97,11 @@ class HelperStats:
 
     num_batches: int = 0
     compute_s: float = 0.0
-    """Seconds in which it computed."""
     start_s: float = 0.0
     """Seconds from the request for the devices until it had the parameters on them, or was not needed any more."""
     hand_over_s: float = 0.0
     """Seconds from the last request until its partial gradient was merged."""
     num_lost: int = 0
-    """Processes that were lost, with what they had summed."""
 
 
 class GradientHelper:
@@ -123,13 +121,10 @@ class GradientHelper:
         """Prepares a helper without starting its process.
 
         Args:
-          start: starts a process.
           folder: folder for files between the two, in shared memory; it is emptied.
           prepare_s: timeout for a new process, in seconds.
           answer_s: timeout for an answer: devices and parameters, a micro-batch, the sum.
           num_ahead: micro-batches that it has at once: those of the time between two calls of `poll`, and the next.
-          timeline: event log.
-          clock: monotonic seconds.
         """
         self._start, self._folder, self._timeline, self._clock = start, folder, timeline, clock
         self._prepare_s, self._answer_s, self._num_ahead = prepare_s, answer_s, num_ahead
@@ -140,7 +135,6 @@ class GradientHelper:
         self._micros: list[MicroBatch] = []
         self._outstanding: list[int] = []
         self._part_s = 0.0
-        """Seconds in which the partial gradient was computed."""
         self._part = ""
         self._num_parts = self._num_lost_in_a_row = 0
         self._deadline_s = float("inf")
@@ -230,10 +224,7 @@ class GradientHelper:
         return self.file if self.state is State.HANDED_OVER else None
 
     def merged(self) -> tuple[list[MicroBatch], float]:
-        """Records that the partial gradient is in the learner's accumulator.
-
-        Returns its micro-batches and the seconds in which they were computed.
-        """
+        """Records that the partial gradient was merged; returns its micro-batches and their compute seconds."""
         assert self.state is State.HANDED_OVER
         numbers = self._ledger.merge(self._part)
         self.stats.hand_over_s += self._clock() - self._since_s

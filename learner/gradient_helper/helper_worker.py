@@ -66,15 +66,7 @@ class HelperWorker:
     def __init__(
         self, config: Config, folder: pathlib.Path, model_folder: pathlib.Path, turn: TrainerTurn, pipe: Connection
     ) -> None:
-        """Compiles the device functions, which hold no arrays yet.
-
-        Args:
-          config: config of the run.
-          folder: run folder.
-          model_folder: folder of the run's initial model.
-          turn: turn on the devices that this process sees.
-          pipe: pipe to the learner.
-        """
+        """Compiles the device functions, which hold no arrays yet."""
         self._config = dataclasses.replace(
             config,
             mesh=MeshConfig(data=1, fsdp=jax.local_device_count()),
@@ -201,11 +193,7 @@ class HelperWorker:
         self._policies.publish(params)
 
     def _read_params(self, version: Version, exact_file: pathlib.Path) -> Params:
-        """Returns the parameters of a version, those that the snapshot rounds from the file beside it.
-
-        Raises:
-          SnapshotError: another version is announced, or its data is corrupt.
-        """
+        """Returns the parameters of a version; those that the snapshot rounds come from `exact_file`."""
         exact = load_file(exact_file)
         exact_file.unlink()
         leaves = {path: self._put(path, array) for path, array in exact.items()}

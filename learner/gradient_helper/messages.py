@@ -53,7 +53,6 @@ class ParamsRead(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The parameters are on the devices."""
 
     read_s: float
-    """Seconds to read them."""
 
 
 class BatchAdded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -70,7 +69,6 @@ class HandedOver(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Micro-batches whose sum it is."""
     denominator: float
     digest: str
-    """Hash of the file."""
 
 
 class DevicesReleased(msgspec.Struct, frozen=True, tag=True):

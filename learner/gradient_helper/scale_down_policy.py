@@ -30,12 +30,8 @@ class ScaleDownPolicy:
     ) -> None:
         """Starts without a round.
 
-        Args:
-          config: config of the run.
-          num_own_devices: devices that the learner has while the round runs; 0 if it shares them (actor.colocated).
-          num_helper_devices: devices of the helper.
-          heartbeats: returns those of the live actors.
-          clock: monotonic seconds.
+        `num_own_devices` is 0 if the learner shares its devices with the engines (actor.colocated). `heartbeats`
+        returns those of the live actors.
         """
         self._config, self._heartbeats, self._clock = config, heartbeats, clock
         self._num_own, self.num_helping = num_own_devices, num_helper_devices
@@ -59,13 +55,7 @@ class ScaleDownPolicy:
         self._lengths[is_long].extend((num_prompt, r.tokens.size) for r in group.rollouts)
 
     def is_due(self, num_arrived: int, times: WaitingRatios, *, is_long: bool) -> bool:
-        """Returns True if the engines should give their devices up now, while the round runs.
-
-        Args:
-          num_arrived: complete groups of the round.
-          times: times of the round.
-          is_long: kind of the round (RollPacker section 3).
-        """
+        """Returns True if the engines should give their devices up now; `num_arrived` groups are complete."""
         progress, num_groups = self._progress, self._config.rounds.groups_per_round
         is_try = any([progress.is_due() for _ in range(progress.num_completed, num_arrived)])
         if progress.is_done:
@@ -92,11 +82,9 @@ class ScaleDownPolicy:
 
         Args:
           times: times of the round, before they are reset.
-          is_long: kind of the round.
           start_s: seconds until the helper had its devices and the parameters, or until the round ended without it; 0
             if it was not asked.
           hand_over_s: seconds until its sum was merged; 0 if it did not help.
-          helper_s: seconds in which it computed.
         """
         if hand_over_s:
             self._start_s, self._hand_over_s = start_s, hand_over_s
@@ -123,16 +111,14 @@ class ScaleDownPolicy:
         )
 
     def _fits(self, is_long: bool) -> bool:
-        """Returns True if the other engines' KV cache holds what runs: now, and at its projected peak.
-
-        What still runs is long, so the peak is that of the longer half of the lengths in rounds of this kind.
-        """
+        """Returns True if the other engines' KV cache holds what runs: now, and at its projected peak."""
         beats = [(beat.process, beat.report) for beat in self._heartbeats() if beat.version is not None]
         reports = [report for _, report in beats if report is not None]
         staying = [r for name, r in beats if r is not None and name.split("-r")[0] not in self._helper_roles]
         if not staying:
             return False
         kv_tokens = sum(report.kv_tokens for report in staying)
+        # What still runs is long, so the peak is that of the longer half of the lengths in rounds of this kind.
         by_length = sorted(self._lengths[is_long], key=lambda pair: pair[1])
         longer = np.array(by_length[len(by_length) // 2 :], np.int32).reshape(-1, 2)
         if kv_tokens and sum(map(_cached_tokens, reports)) > HEADROOM * kv_tokens:

@@ -178,9 +178,8 @@ class Architecture:
     def from_hf(cls, source: str | os.PathLike[str] | Mapping[str, Any]) -> Architecture:
         """Reads a config.json (the file, its folder, or the parsed mapping).
 
-        Raises:
-          FileNotFoundError: the file does not exist.
-          ValueError: a field is missing or requires something unsupported; names the field.
+        Raises FileNotFoundError if the file does not exist, and ValueError with the name of a field that is missing or
+        requires something unsupported.
         """
         given = dict(source) if isinstance(source, Mapping) else read_json(pathlib.Path(source))
         family = family_of(need(given, "model_type", str))

@@ -10,11 +10,9 @@ from learner.model.architecture import Architecture
 def teacher_architectures(config: Config, student: Architecture, student_folder: pathlib.Path) -> list[Architecture]:
     """Returns the architectures of the run's teachers, in the order of their numbers.
 
-    A teacher scores the student's token ids, so each id must be the same token in both. It may have more tokens.
-
-    Raises:
-      ValueError: a folder is no model, its tokenizer, vocabulary or context does not fit the student, or
-        loss.teacher_top_k is above the student's vocabulary.
+    A teacher scores the student's token ids, so each id must be the same token in both. It may have more tokens. Raises
+    ValueError if a folder is no model, if its tokenizer, vocabulary or context does not fit the student, or if
+    loss.teacher_top_k is above the student's vocabulary.
     """
     if config.loss.compares_distributions and config.loss.teacher_top_k > student.vocab_size:
         raise ValueError(

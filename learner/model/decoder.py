@@ -340,21 +340,15 @@ def make_apply(
 
     A last argument `routed_experts` [B, S, layers, k] replaces the router's choice of experts (`moe.route`). It returns
     the final hidden states [B, S, D] in the compute dtype. They are finite but meaningless on padding (segment 0).
-    Build it once and jit its callers, because each make_apply call creates a new function to compile.
+    Build it once and jit its callers, because each make_apply call creates a new function to compile. Raises ValueError
+    if the remat policy is unknown.
 
     Args:
-      config: the model.
       compute_dtype: dtype of activations and matmuls; parameters keep theirs.
       remat: recomputation policy, a key of `learner.model.decoder.REMAT`.
-      attention_path: see `learner.model.attention.dispatch.PATHS`; 'auto' chooses by platform.
-      attention_block: queries per block, in tokens; None uses the path's default.
-      max_segments: maximum sequences per row; see `attention`.
       mesh: mesh that splits jit's arrays, by `learner.distributed.sharding`; None means one device. Without it XLA may
         split the hidden dim of activations instead of gathering the weights of an fsdp mesh.
       lora: adapters in the parameters in addition to the model's own (`bridge.param_names.combine`).
-
-    Raises:
-      ValueError: the remat policy is unknown.
     """
     if remat not in REMAT:
         raise ValueError(f"remat: expected one of {sorted(REMAT)}, got {remat!r}")

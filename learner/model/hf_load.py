@@ -42,7 +42,6 @@ busy."""
 Device = Any
 """`jax.Device`, which type checkers treat as a variable."""
 DTYPES = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(ml_dtypes.bfloat16)}
-"""Supported tensor dtypes by their safetensors names."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -62,14 +61,9 @@ def load(
 ) -> tuple[Architecture, Params]:
     """Reads a folder with config.json and safetensors, a single file or several with an index.
 
-    Args:
-      folder: model folder; every process of a multi-host mesh reads it.
-      dtype: dtype of the parameters; None keeps the files' dtype. The learner's master copy is float32.
-      sharding_fn: see `ShardingFn`.
-
-    Raises:
-      FileNotFoundError: the folder, config.json, the weights or a file in the index is missing.
-      ValueError: the config is unsupported, or tensor names, shapes or dtypes do not match it.
+    Every process of a multi-host mesh reads the folder. With `dtype` None the parameters keep the files' dtype. Raises
+    FileNotFoundError if the folder, config.json, the weights or a file in the index is missing, and ValueError if the
+    config is unsupported, or if tensor names, shapes or dtypes do not match it.
     """
     folder = pathlib.Path(folder)
     if not folder.is_dir():
@@ -88,11 +82,7 @@ def params_of(
     dtype: DTypeLike | None = None,
     sharding_fn: ShardingFn | None = None,
 ) -> Params:
-    """Returns the parameters of a model's tensors, which have Hugging Face names; see `load`.
-
-    Raises:
-      ValueError: a shape or dtype does not match the model.
-    """
+    """Returns the parameters from tensors by their Hugging Face names; arguments and ValueError are as in `load`."""
     names = config.param_names
     leaves = {}
     for path, spec in flatten(abstract_params(config)).items():
@@ -113,9 +103,8 @@ def params_of(
 def open_folder(folder: pathlib.Path) -> Iterator[dict[str, StoredTensor]]:
     """Yields the folder's tensors by name, readable inside the context.
 
-    Raises:
-      FileNotFoundError: the weights or a file in the index is missing.
-      ValueError: a file is not complete safetensors, or contradicts the index.
+    Raises FileNotFoundError if the weights or a file in the index is missing, and ValueError if a file is not complete
+    safetensors, or contradicts the index.
     """
     with contextlib.ExitStack() as stack:
         yield _open_files(folder, stack)

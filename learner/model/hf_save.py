@@ -58,24 +58,15 @@ def save(
     tokenizer_from: str | os.PathLike[str] | None = None,
     max_shard_bytes: int = 1000**3,
 ) -> None:
-    """Writes config.json and safetensors, and copies a tokenizer.
+    """Writes config.json and safetensors, and copies the tokenizer files of the folder `tokenizer_from`.
 
     Files are written and flushed in a temporary folder next to `folder`, which is then renamed: `folder` is complete or
     absent. If parameters span hosts, every process calls this with the same arguments and a shared folder, and writes
-    every num_processes-th file.
+    every num_processes-th file. With `dtype` None the tensors have the parameters' dtype. Weights above
+    `max_shard_bytes` are split over several files with an index.
 
-    Args:
-      folder: target folder; must be absent or empty.
-      config: the model.
-      params: parameters of the model.
-      dtype: dtype of the tensors; None keeps the parameters' dtype.
-      tokenizer_from: folder whose tokenizer files are copied.
-      max_shard_bytes: maximum weights per file; more are split over several files with an index.
-
-    Raises:
-      FileExistsError: `folder` is not empty.
-      FileNotFoundError: `tokenizer_from` is not a folder.
-      ValueError: the parameters do not match the config.
+    Raises FileExistsError if `folder` is not empty, FileNotFoundError if `tokenizer_from` is not a folder, and
+    ValueError if the parameters do not match the config.
     """
     folder = pathlib.Path(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -126,7 +117,6 @@ class _Writers:
         return self.index == 0
 
     def wait(self, until: str) -> None:
-        """Returns when all writers reach this call."""
         if self.count > 1:
             multihost_utils.sync_global_devices(f"learner.model.hf_save {self.token} {until}")
 

@@ -87,18 +87,9 @@ def token_scores(
 ) -> Scores:
     """Returns log softmax(hidden weight^T / temperature)[target], and the entropy of that distribution.
 
-    Not differentiable; `token_loss_sum` provides gradients. The matmul runs in hidden's dtype with float32 sums, and
-    the softmax in float32.
-
-    Args:
-      head: temperature, chunk and mesh.
-      hidden: final hidden states; `hidden[b, i]` predicts `targets[b, i]`.
-      weight: output head, or the embedding of a tied model.
-      targets: token ids in [0, V); other ids are not detected under jit and give wrong results.
-      mask: True at scored tokens.
-
-    Raises:
-      ValueError: shapes do not match.
+    `hidden[b, i]` predicts `targets[b, i]`. Target ids outside [0, V) are not detected under jit and give wrong
+    results. Not differentiable; `token_loss_sum` provides gradients. The matmul runs in hidden's dtype with float32
+    sums, and the softmax in float32. Raises ValueError if shapes do not match.
     """
     _check(hidden, weight, targets, mask)
 
@@ -149,20 +140,13 @@ def token_loss_sum(
 ) -> tuple[Float[Array, ""], tuple[Scores, Any]]:
     """Returns the sum of `loss` over the scored tokens, and (scores, the loss's other outputs), [B, S] each.
 
-    Differentiable once with respect to `hidden` and `weight`; the forward pass computes the gradient.
+    Differentiable once with respect to `hidden` and `weight`; the forward pass computes the gradient. Other arguments
+    and errors are as in `token_scores`.
 
     Args:
-      head: see `token_scores`, as for `hidden`, `weight`, `targets` and `mask`.
       loss: elementwise; differentiated with respect to logprobs, entropies and the logprobs of `others`.
-      hidden: final hidden states.
-      weight: output head.
-      targets: token ids.
-      mask: True at scored tokens.
       inputs: tree of [B, S, ...] arrays, passed to `loss` per chunk.
       others: further token ids whose logprobs `loss` gets, different ones at each position; None: it gets None.
-
-    Raises:
-      ValueError: shapes do not match.
     """
     _check(hidden, weight, targets, mask)
 

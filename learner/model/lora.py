@@ -131,15 +131,7 @@ CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 def save(
     folder: pathlib.Path, architecture: Architecture, config: LoraConfig, adapters: Mapping[str, Any], *, base: str
 ) -> None:
-    """Writes a PEFT folder, which is complete or absent.
-
-    Args:
-      folder: target folder; an existing one is replaced.
-      architecture: architecture of the base.
-      config: settings of the adapters.
-      adapters: adapter tree, on the host.
-      base: name or folder of the base model to record.
-    """
+    """Writes a PEFT folder, complete or absent, in place of an existing one; `base` names the base model to record."""
     temporary = folder.with_name(f".{folder.name}.tmp-{os.getpid()}")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)

@@ -140,13 +140,8 @@ def experts_mlp(
 ) -> Float[Array, "N D"]:
     """Returns sum_j weights_j down_e(silu(gate_e x) * up_e x) with e = experts_j; float32 sums.
 
-    Args:
-      x: tokens, in the compute dtype.
-      weights: weights of each token's experts.
-      experts: indices into the kernels; pairs outside [0, E) are left out (another device's, or padding).
-      kernels: kernels of the E local experts.
-      multiply: grouped product.
-      num_steps: number of equal steps; steps without rows are skipped.
+    Pairs whose expert is outside [0, E) are left out (another device's, or padding). The pairs are computed in
+    `num_steps` equal steps; steps without rows are skipped.
     """
     num_tokens, k = experts.shape
     num_experts, num_rows = kernels[0].shape[0], experts.size // num_steps
@@ -195,16 +190,8 @@ def moe_mlp(
 ) -> Float[Array, "... D"]:
     """Returns the layer's MLP, in x's dtype; padding tokens are not routed and give zero.
 
-    Args:
-      x: [N, D] split over the batch axes, or [B, S, D] split over them and `sequence`.
-      is_real: False for padding.
-      router: kernel of the router.
-      kernels: kernels of all experts.
-      num_per_token: experts per token.
-      normalize: see `route`.
-      layout: partition specs of the kernels.
-      mesh: device mesh; None computes everything locally.
-      replayed: experts of each token instead of the router's choice; -1 where it chooses (`route`).
+    `x` is [N, D] split over the batch axes, or [B, S, D] split over them and `sequence`. Without a mesh everything is
+    computed locally. `normalize` and `replayed` are those of `route`.
     """
     num_shards = 1 if mesh is None else axes_size(mesh, layout.expert)
     device = jax.devices()[0] if mesh is None else mesh.devices.flat[0]

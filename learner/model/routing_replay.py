@@ -58,8 +58,7 @@ class RoutingShape(NamedTuple):
 def routing_shape(config: Config, architecture: Architecture) -> RoutingShape | None:
     """Returns the sizes of the routing that a run replays; None if it replays none.
 
-    Raises:
-      ValueError: the model is dense, or a message with the longest responses would exceed `codec.MAX_BYTES`.
+    Raises ValueError if the model is dense, or a message with the longest responses would exceed `codec.MAX_BYTES`.
     """
     if not config.model.routing_replay:
         return None

@@ -20,9 +20,8 @@ HEAD = "value_head"
 def critic_architecture(config: Config, policy: Architecture) -> Architecture | None:
     """Returns the architecture of the run's critic without an output head, or None if the run has no critic.
 
-    Raises:
-      FileNotFoundError: critic.path lacks a config.json.
-      ValueError: the critic's model is unsupported, has fewer words than the policy's, or holds too few tokens.
+    Raises FileNotFoundError if critic.path lacks a config.json, and ValueError if the critic's model is unsupported,
+    has fewer words than the policy's, or holds too few tokens.
     """
     if not config.loss.uses_critic:
         return None
@@ -46,11 +45,7 @@ def critic_architecture(config: Config, policy: Architecture) -> Architecture | 
 
 
 def check_critic(config: Config, policy: Architecture, policy_folder: pathlib.Path) -> None:
-    """Checks `critic.path`, if the run has a critic and it is set.
-
-    Raises:
-      FileNotFoundError, ValueError: as `critic_architecture`, or the critic's tokenizer is not the policy's.
-    """
+    """Raises like `critic_architecture`, and ValueError if `critic.path` has another tokenizer than the policy."""
     if critic_architecture(config, policy) is not None and config.critic.path:
         check_tokens("critic.path", pathlib.Path(config.critic.path), policy_folder)
 

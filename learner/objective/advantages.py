@@ -104,12 +104,7 @@ def has_signal(rewards: Float64[np.ndarray, " K"]) -> bool:
 def group_advantages(rewards: Float64[np.ndarray, " K"], config: LossConfig) -> Float32[np.ndarray, " K"]:
     """Returns the advantages of a group's K responses, or of all their turns; exactly 0 for a zero-variance group.
 
-    Args:
-      rewards: rewards of the responses, or returns of their turns.
-      config: built-in advantage function and its constants; `token_advantages` calls custom ones.
-
-    Raises:
-      ValueError: a reward is not finite.
+    Raises ValueError if a reward is not finite. `token_advantages` calls custom functions.
     """
     _check_finite(rewards)
     if not has_signal(rewards):
@@ -176,10 +171,7 @@ def turn_returns(
 ) -> Float64[np.ndarray, " N"]:
     """Returns G_n = sum_{m >= n} gamma^(m - n) r_m + gamma^(N - 1 - n) R_end, for the turns n = 0 .. N - 1.
 
-    Args:
-      turn_rewards: r, rewards from the environment.
-      end_reward: R_end, the rest of the response's reward.
-      discount: gamma.
+    r are the `turn_rewards` from the environment, R_end is the rest of the response's reward, and gamma is `discount`.
     """
     rewards = turn_rewards.astype(np.float64)
     rewards[-1] += end_reward
@@ -194,10 +186,7 @@ def group_returns(
 ) -> list[Float64[np.ndarray, " N"]]:
     """Returns the returns of each response, one per turn; a response without turn rewards has its reward alone.
 
-    Args:
-      rollouts: rollouts of a group, with turn rewards.
-      rewards: total rewards of the responses, turn rewards included, shaped or not.
-      config: provides the discount.
+    `rewards` are the total rewards of the responses, turn rewards included, shaped or not.
     """
     returns: list[Float64[np.ndarray, " N"]] = []
     for rollout, reward in zip(rollouts, rewards.tolist(), strict=True):
@@ -236,17 +225,12 @@ def token_advantages(
 
     With `advantage=gae` it returns the `token_rewards`, from which the critic computes advantages on the devices.
 
-    All tokens of a response have the advantage of its reward. With `advantage=turn_grpo`, tokens of turn n of response
-    i have A_{i,n} = (G_{i,n} - mean G) / (std G + eps), with mean and std over all turns of all K responses. If each
-    response has one turn, this equals grpo bit for bit. A custom advantage may be per response, per turn or per token.
+    All tokens of a response have the advantage of its shaped reward. With `advantage=turn_grpo`, tokens of turn n of
+    response i have A_{i,n} = (G_{i,n} - mean G) / (std G + eps), with mean and std over all turns of all K responses.
+    If each response has one turn, this equals grpo bit for bit. A custom advantage may be per response, per turn or per
+    token.
 
-    Args:
-      rollouts: rollouts of a group.
-      rewards: shaped rewards.
-      config: advantage function and its constants.
-
-    Raises:
-      ValueError: a reward is not finite, or a custom function cannot be loaded or does not return finite floats.
+    Raises ValueError if a reward is not finite, or a custom function cannot be loaded or does not return finite floats.
     """
     if config.uses_critic:
         return [token_rewards(rollout, reward) for rollout, reward in zip(rollouts, rewards.tolist(), strict=True)]
@@ -267,9 +251,7 @@ def token_advantages(
 def token_rewards(rollout: Rollout, reward: float) -> Float32[np.ndarray, " T"]:
     """Returns the reward of each token: a turn's at its last sampled token, and the rest at the response's last one.
 
-    Args:
-      rollout: a response.
-      reward: its total shaped reward, turn rewards included.
+    `reward` is the response's total shaped reward, turn rewards included.
     """
     turns = rollout.turn_rewards.astype(np.float64)
     rewards = np.zeros(rollout.tokens.size)

@@ -32,15 +32,10 @@ _ADVANTAGES = (3.0, -1.0, 1.0, -1.0, 1.0, -1.0, 0.0, 1.0)
 
 
 def check(config: LossConfig, *, group_size: int) -> None:
-    """Calls the custom loss and advantage as a run does.
+    """Calls the custom loss and advantage as a run does; built-in functions are not checked.
 
-    Args:
-      config: the objective; built-in functions are not checked.
-      group_size: K, responses per group.
-
-    Raises:
-      ValueError: a function cannot be loaded, fails, returns a wrong shape, a wrong type or a non-finite value, or its
-        loss of a token depends on other tokens. The message is one line.
+    Raises ValueError with a message of one line if a function cannot be loaded, fails, returns a wrong shape, a wrong
+    type or a non-finite value, or if its loss of a token depends on other tokens.
     """
     if custom_functions.is_custom(config.advantage):
         try:

@@ -26,10 +26,7 @@ def distilled(advantages: Array, teacher_kl: Array, coef: float) -> Array:
     the reverse KL at the sampled states. pi is the current policy: with mu instead, the result would be the gradient of
     no KL, because mu is an older policy and an engine rounds otherwise.
 
-    Args:
-      advantages: A of the rewards.
-      teacher_kl: log pi - log pi_T of the sampled tokens, in nats; 0 without a teacher.
-      coef: beta.
+    `teacher_kl` is log pi - log pi_T of the sampled tokens, in nats, and 0 without a teacher; beta is `coef`.
     """
     return advantages - coef * jax.lax.stop_gradient(teacher_kl)
 
@@ -41,12 +38,8 @@ def divergence(
 
     reverse_kl: KL(pi, pi_T) = sum_k p_k log(p_k / q_k). forward_kl: KL(pi_T, pi) = sum_k q_k log(q_k / p_k) (GKD, arXiv
     2306.13649, section 3). k also runs over the rest, p_0 = 1 - sum p_k. Merged tokens make a KL no larger (data
-    processing inequality), and with K = V the result is the KL over the vocabulary. Differentiable in `logprobs`.
-
-    Args:
-      logprobs: log pi of the teacher's K likeliest tokens.
-      teacher_logprobs: log pi_T of the same tokens.
-      kind: which KL.
+    processing inequality), and with K = V the result is the KL over the vocabulary. Differentiable in `logprobs`, which
+    are log pi of the teacher's K likeliest tokens; `teacher_logprobs` are log pi_T of the same tokens.
     """
     log_p, log_q = (
         jnp.concatenate([x, jnp.log(jnp.maximum(1 - jnp.exp(x).sum(-1, keepdims=True), _LEAST_REST))], axis=-1)

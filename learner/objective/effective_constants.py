@@ -10,10 +10,7 @@ def effective_constants(
 ) -> dict[str, float | str | bool]:
     """Returns the constants that affect the configured objective, with defaults filled in.
 
-    Args:
-      config: the objective.
-      temperature: temperature of all logprobs and the entropy.
-      steps_per_proximal: `Config.steps_per_proximal`; at 1 a clip of pi / pi_prox has no effect.
+    At a `steps_per_proximal` of 1 (`Config.steps_per_proximal`) a clip of pi / pi_prox has no effect.
     """
     used: dict[str, float | str | bool] = {"name": config.name, **config.constants}
     if config.name in PROXIMAL_LOSSES and steps_per_proximal == 1:

@@ -51,16 +51,9 @@ def gae(
     """Returns the advantages of packed rows (Schulman et al., 2016, eq. 16).
 
     A_n = delta_n + gamma lambda A_(n+1), delta_n = r_n + gamma V_(n+1) - V_n, over the actions n of a sequence, with A
-    and V of 0 after the last. All tokens of an action have its advantage; other positions have no meaning. With gamma =
-    lambda = 1 and one reward R at the end, A_n = R - V_n (PipelineRL, eq. 4).
-
-    Args:
-      values: V of the state before each token; read where an action starts.
-      rewards: r, read where an action ends.
-      actions: first and last tokens of the actions.
-      segment_ids: sequence of each token along the row.
-      discount: gamma, per action.
-      gae_lambda: lambda.
+    and V of 0 after the last. V is the value of the state before each token, read where an action starts; r is read
+    where an action ends; gamma (`discount`) is per action. All tokens of an action have its advantage; other positions
+    have no meaning. With gamma = lambda = 1 and one reward R at the end, A_n = R - V_n (PipelineRL, eq. 4).
     """
     size = values.shape[1]
     place = jnp.arange(size)
@@ -95,13 +88,8 @@ def value_loss(
 ) -> tuple[Float[Array, "*shape"], Bool[Array, "*shape"]]:
     """Returns (V - G)^2 / 2 of each state, and where the clip took its gradient (PPO2).
 
-    With a clip c the loss is max((V - G)^2, (clip(V, V_old - c, V_old + c) - G)^2) / 2.
-
-    Args:
-      values: V, the values that are trained.
-      old_values: V_old, the values before the update.
-      returns: G, the targets: advantages + V_old.
-      value_clip: c; None for no clip.
+    With a `value_clip` c the loss is max((V - G)^2, (clip(V, V_old - c, V_old + c) - G)^2) / 2. V are the values that
+    are trained, V_old those before the update, and G the targets: advantages + V_old.
     """
     free = jnp.square(values - returns)
     if value_clip is None:

@@ -35,4 +35,3 @@ def k3(log_ratio: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
 
 
 KL_ESTIMATORS: dict[str, Callable[[Array], Array]] = {"k1": k1, "k2": k2, "k3": k3}
-"""KL estimators by `LossConfig.kl_estimator`."""

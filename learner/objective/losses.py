@@ -263,9 +263,8 @@ def token_loss(
     loss = w l - entropy_coef H(pi) + kl_coef k(log pi - log pi_ref) + teacher_coef D, l of the advantages of
     `distilled` without a divergence D from the teacher; differentiable in logprobs, entropy and divergence only.
 
-    Raises:
-      ValueError: a required input is missing or differs in shape from the logprobs, or a custom loss cannot be loaded
-        or does not return a loss and a clip mask of that shape.
+    Raises ValueError if a required input is missing or differs in shape from the logprobs, or if a custom loss cannot
+    be loaded or does not return a loss and a clip mask of that shape.
     """
     _check(logprobs.shape, inputs, config, has_divergence=divergence is not None)
     mask = inputs.loss_mask

@@ -55,14 +55,8 @@ def shaping_parts(
 ) -> dict[str, Float64[np.ndarray, " K"]]:
     """Returns the amount that each enabled part adds to the rewards of a group, by name.
 
-    Args:
-      rewards: unshaped rewards.
-      lengths: n, sampled tokens of each response.
-      config: weights of the parts; 0 disables a part.
-      max_response_tokens: L_max.
-
-    Raises:
-      ValueError: the overlong buffer is not below `max_response_tokens`.
+    `rewards` are unshaped, and `lengths` are the sampled tokens of each response. A weight of 0 disables a part. Raises
+    ValueError if the overlong buffer is not below `max_response_tokens`.
     """
     parts: dict[str, Float64[np.ndarray, " K"]] = {}
     if config.overlong_tokens:

@@ -53,7 +53,10 @@ class CommitOutcome:
 
 
 class VersionCommit:
-    """A host's part in the commit. The learner's thread calls `same`, the publisher's thread all other methods."""
+    """A host's part in the commit; its methods raise ProcessLostError if a host does not answer.
+
+    The learner's thread calls `same`, the publisher's thread all other methods.
+    """
 
     def __init__(self, hosts: Processes, writer: SnapshotWriter, *, timeout_s: float = WAIT_S) -> None:
         self.count, self.index, self.is_leader = hosts.count, hosts.index, hosts.is_leader
@@ -62,20 +65,12 @@ class VersionCommit:
         self._handing_over: Channel = hosts.channel("hand over")
 
     def same(self, choice: bool) -> bool:
-        """Broadcasts the leader's choice and returns it at every host.
-
-        Raises:
-          ProcessLostError: a host does not answer.
-        """
+        """Broadcasts the leader's choice and returns it at every host."""
         said = self._handing_over.broadcast(b"%d" % choice if self.is_leader else None, timeout_s=self._timeout_s)
         return said == b"1"
 
     def begin(self, version: Version | None) -> Version | None:
-        """Returns the version that all hosts publish next, as the leader chose it; None if no version follows.
-
-        Raises:
-          ProcessLostError: a host does not answer.
-        """
+        """Returns the version that all hosts publish next, as the leader chose it; None if no version follows."""
         given = None if version is None else str(version).encode()
         said = self._publishing.broadcast(given, timeout_s=self._timeout_s)
         return Version.parse(said.decode()) if said else None
@@ -86,15 +81,9 @@ class VersionCommit:
             self._publishing.broadcast(b"", timeout_s=self._timeout_s)
 
     def decide(self, part: WeightManifest | None, failure: str, *, otherwise: Next) -> CommitOutcome:
-        """Submits this host's piece of a version and returns the leader's decision.
+        """Submits this host's piece of a version and returns the leader's decision: `otherwise` if a piece is missing.
 
-        Args:
-          part: the sealed piece; None if it could not be written.
-          failure: error of the write.
-          otherwise: the leader's decision if a piece is missing.
-
-        Raises:
-          ProcessLostError: a host does not answer.
+        `part` is None if the piece could not be written, for the reason `failure`.
         """
         # The table of tensors is equal on all hosts and by far the largest part, so it is not sent.
         tensors = () if part is None else part.tensors
@@ -113,11 +102,7 @@ class VersionCommit:
         return CommitOutcome(decision.next, manifest, decision.failure)
 
     def there(self, sources: Sequence[str]) -> list[tuple[str, ...]]:
-        """Reports where this host serves an announced version; returns the sources of all hosts at the leader.
-
-        Raises:
-          ProcessLostError: a host does not answer.
-        """
+        """Reports where this host serves an announced version; returns the sources of all hosts at the leader."""
         message = msgspec.msgpack.encode(_There(list(sources)))
         messages = self._publishing.gather(message, timeout_s=self._timeout_s)
         return [tuple(_decoded(m, _There).sources) for m in messages]

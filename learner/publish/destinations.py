@@ -27,13 +27,7 @@ class BucketDestination:
     """A host's part in uploads to the bucket."""
 
     def __init__(self, bucket: SnapshotBucket, folder: pathlib.Path, hosts: Processes) -> None:
-        """Starts the follower thread on a host that is not the leader.
-
-        Args:
-          bucket: bucket client of this host.
-          folder: folder in which this host publishes.
-          hosts: the learner's processes.
-        """
+        """Starts the follower thread on a host that is not the leader."""
         self._bucket, self._folder = bucket, folder
         self._channel: Channel = hosts.channel("bucket")
         self.thread: threading.Thread | None = None
@@ -44,10 +38,8 @@ class BucketDestination:
     def put(self, manifest: WeightManifest) -> Sequence[str]:
         """Uploads the announced version from the leader, all hosts' pieces concurrently; returns its URLs.
 
-        Raises:
-          SupersededError: a newer version is published.
-          SnapshotError: the upload of a piece failed.
-          ProcessLostError: a host does not answer.
+        Raises SupersededError if a newer version is published, SnapshotError if the upload of a piece failed, and
+        ProcessLostError if a host does not answer.
         """
         self._channel.broadcast(str(manifest.version).encode(), timeout_s=_UPLOAD_S)
         mine = self._put_piece(manifest)
@@ -91,7 +83,6 @@ class Destination:
     """Place in which other machines can fetch versions: the table of a server, or a bucket."""
 
     name: str
-    """Name in log lines."""
     put: Callable[[WeightManifest], Sequence[str]]
     """Stores a version that is complete in shared memory and returns its URLs; may raise any exception. Unless
     `is_slow`, the version does not change during the call."""
@@ -124,16 +115,13 @@ class UploadQueue:
     ) -> None:
         """Creates an idle queue; its thread starts with the first `put`.
 
-        Args:
-          destination: destination of the uploads.
-          on_stored: called by the queue's thread with each stored version and its URLs; raises nothing.
-          on_lost: called by the queue's thread when a host is lost; the queue uploads no further version.
+        The thread calls `on_stored` with each stored version and its URLs, which must not raise, and `on_lost` when a
+        host is lost. It then uploads no further version.
         """
         self.destination, self._on_there, self._on_lost = destination, on_stored, on_lost
         self.num_replaced = 0
         """Versions that were not stored because a newer version replaced them."""
         self.num_failures = 0
-        """Failed uploads."""
         self.unsent_version: Version | None = None
         """Newest version of `put` that is not stored: waiting, in progress, to be retried, or abandoned."""
         self._changed = threading.Condition()
@@ -196,11 +184,7 @@ class UploadQueue:
             return manifest
 
     def _put(self, manifest: WeightManifest) -> Sequence[str] | None:
-        """Uploads a version with retries and returns its URLs; None if a newer version replaces it or the queue closes.
-
-        Raises:
-          ProcessLostError: another host did not report on its piece.
-        """
+        """Uploads a version with retries; returns its URLs, or None if a newer one replaces it or the queue closes."""
         pauses_s = _pauses()
         while True:
             try:
@@ -246,14 +230,7 @@ def destinations_of(
 ) -> list[Destination]:
     """Returns the configured destinations, at most one bucket; other hosts than the leader follow it and return none.
 
-    Args:
-      config: section `publish`.
-      folder: folder in which the run publishes.
-      run: id of the run.
-      hosts: the learner's processes; None for a single process.
-
-    Raises:
-      ValueError: publish.bucket is not the URL of a bucket.
+    Raises ValueError if publish.bucket is not the URL of a bucket.
     """
     if not config.bucket:
         return []

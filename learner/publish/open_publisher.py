@@ -41,24 +41,13 @@ def open_publisher(
 ) -> Publisher:
     """Returns a publisher into this machine's shared memory and the configured destinations.
 
-    Args:
-      config: config of the run.
-      folder: folder of the run.
-      tokenizer_hash: hash of the model's tokenizer.
-      names: names of the model's tensors.
-      hosts: the learner's processes; all of them call this function at the same time.
-      token: token that signs manifests.
-      destinations: further destinations of this process's pieces.
-      incarnation: incarnation of the learner, if this process is the leader.
-      base_steps: first step of each incarnation (`LearnerStore.restores`), if this process is the leader.
-      timeline: timeline that records each publish.
-      on_wait: called periodically during a wait for a publish; may raise.
-      announce: called on the leader with each version that can be fetched.
+    All of the learner's processes call this function at the same time. `destinations` are further destinations of this
+    process's pieces. `on_wait` is called periodically during a wait for a publish and may raise. Only the leader uses
+    `incarnation`, `base_steps`, the first step of each incarnation (`LearnerStore.restores`), and `announce`, which is
+    called with each version that can be fetched.
 
-    Raises:
-      ValueError: processes on several machines, but neither publish.serve nor publish.bucket is set.
-      SnapshotError: another learner publishes into the folder.
-      ProcessLostError: a process did not join.
+    Raises ValueError for processes on several machines if neither publish.serve nor publish.bucket is set,
+    SnapshotError if another learner publishes into the folder, and ProcessLostError if a process did not join.
     """
     publish, snapshots = config.publish, snapshot_folder(config)
     writer = SnapshotWriter(

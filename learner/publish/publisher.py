@@ -53,7 +53,6 @@ class _Job:
     export: Export
     must_publish: bool
     start_s: float
-    """Time of `time.monotonic`, in seconds."""
     is_announced: bool = False
 
 
@@ -82,18 +81,11 @@ class Publisher:
         """Creates an idle publisher; its thread starts with the first `publish`.
 
         Args:
-          writer: snapshot writer of this host.
-          names: names of the model's tensors.
-          config: section `publish`.
-          incarnation: incarnation of the learner; the leader's counts.
-          dtype: dtype of the served weights, float32 or bfloat16.
-          timeline: timeline that records each publish.
           on_wait: called periodically while `publish` or `finish` waits; may raise.
           destinations: destinations of a version that is complete in shared memory, in this order. Slow ones have a
             queue each (`UploadQueue`).
           announce: called on the leader when a version can be fetched from a first source, and again for each further
             source, by one thread at a time. A slow bucket therefore does not delay actors that reach the learner.
-          hosts: the learner's processes; None for a single process.
           hosts_wait_s: how long each host waits for the others, in seconds: longer than a write and than `announce`
             take.
         """
@@ -147,12 +139,8 @@ class Publisher:
 
         If the previous version is not announced yet, `publish.when_late` decides. `wait` blocks. `replace` drops the
         previous version if it has not started and no samples of it are awaited; the new version takes its place in the
-        queue.
-
-        Args:
-          params: parameters of the learner. The next optimizer step may reuse them.
-          step: step of the learner.
-          must_publish: True if the learner will wait for samples of this version, so that it must not be replaced.
+        queue. With `must_publish` this version is never replaced, because the learner will wait for samples of it. The
+        next optimizer step may reuse `params`.
         """
         self.check()
         start_s = time.monotonic()
@@ -181,10 +169,7 @@ class Publisher:
         return version
 
     def wait_until_published(self) -> None:
-        """Waits until all versions are in shared memory and in all destinations that are not slow.
-
-        It does not wait for a bucket. Actors that reach only the bucket receive the version later.
-        """
+        """Waits until all versions are in shared memory and in all destinations that are not slow; not for a bucket."""
         self._wait_while(self._is_late)
 
     def finish(self) -> None:

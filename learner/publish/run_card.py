@@ -49,21 +49,10 @@ def make_run_card(
     dtype: str,
     base: str = "",
 ) -> tuple[RunCard, dict[str, bytes]]:
-    """Returns the run card, and its files by their hashes.
+    """Returns the run card, and its files by their hashes; raises ValueError if a file is too large for the store.
 
-    Args:
-      run: id of the run.
-      name: name of the run.
-      config: config.json of the run.
-      model_folder: a Hugging Face folder.
-      names: names of the model's parameters in both layouts.
-      shapes: shapes of the learner's stacked parameters, by path.
-      dtype: dtype of the served weights.
-      base: hash of the base weights of published adapters (`bridge.files`), which an actor must have; empty if all
-        weights are published.
-
-    Raises:
-      ValueError: a file is too large for the store.
+    `shapes` are those of the learner's stacked parameters, by path. `base` is the hash of the base weights of published
+    adapters (`bridge.files`), which an actor must have; empty if all weights are published.
     """
     blobs: dict[str, bytes] = {}
     files: list[CardFile] = []

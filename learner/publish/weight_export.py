@@ -32,7 +32,6 @@ class SourceBlock:
 
     path: str
     box: Box
-    """Box of the leaf."""
     device: Device
     shard: Box
     """Box of the leaf that the device holds; contains `box`."""
@@ -72,14 +71,7 @@ def share_of(
     *,
     host_of: Callable[[Device], int] = lambda device: device.process_index,
 ) -> ExportPlan:
-    """Returns the rows that a host writes. The hosts together cover every parameter exactly once.
-
-    Args:
-      leaves: path -> parameter, stacked as the learner has it.
-      names: names of the model's tensors.
-      host: index of the host.
-      host_of: returns the host of a device.
-    """
+    """Returns the rows that a host writes. The hosts together cover every parameter exactly once."""
     num_bytes: dict[int, int] = {}
     sources: list[SourceBlock] = []
     targets: list[TargetBlock] = []
@@ -190,13 +182,8 @@ class Export:
         """Starts the copy to the host and returns immediately.
 
         Each device casts its rows into a separate buffer, after the work already queued on it; the copy to the host
-        follows. The next optimizer step may reuse the parameters.
-
-        Args:
-          params: parameters of the learner.
-          dtype: dtype of the served weights, float32 or bfloat16.
-          names: names of the model's tensors.
-          share: rows that this host writes; None to derive them from its devices.
+        follows. The next optimizer step may reuse the parameters. Without `share` the rows are derived from this host's
+        devices.
         """
         leaves = flatten(params)
         self.share = share_of(leaves, names, jax.process_index()) if share is None else share
@@ -231,7 +218,6 @@ class Export:
 
 
 def _cast_parts(leaves: dict[str, jax.Array], share: ExportPlan, dtype: str) -> list[jax.Array]:
-    """Returns the cast rows of each device, one call per device."""
     shards = {path: {shard.device: shard.data for shard in leaf.addressable_shards} for path, leaf in leaves.items()}
     parts: list[jax.Array | None] = [None] * len(share.sources)
     by_device: dict[Device, list[int]] = {}

@@ -47,10 +47,8 @@ class WidthSpeeds:
     def __init__(self, lengths: Sequence[Sequence[int]], speed: Speed, *, places: int) -> None:
         """Prepares a replay.
 
-        Args:
-          lengths: tokens of each response, by group in the order of submission.
-          speed: T(h). More sequences are never slower, since an engine need not run all of them.
-          places: sequences that the engines run concurrently.
+        `lengths` has the tokens of each response, by group in the order of submission. `speed` is T(h); more sequences
+        are never slower, since an engine need not run all of them. The engines run `places` sequences concurrently.
         """
         self._lengths, self._places = lengths, places
         num_useful = min(places, sum(map(len, lengths)))
@@ -78,10 +76,7 @@ class WidthSpeeds:
         return self._speeds[num_running] * self._full_s >= FULL_SPEED * num_tokens
 
     def _round_s(self, width: int) -> float:
-        """Returns the seconds until all responses are complete.
-
-        h running sequences each receive T(h) / h tokens/s. Free places go to the groups in service, by order.
-        """
+        """Returns the seconds until all responses are complete; h running sequences each receive T(h) / h tokens/s."""
         num_left = [len(group) for group in self._lengths]
         waiting: list[tuple[int, int]] = []
         """Heap of (order, length) of responses that wait for a place."""
@@ -167,7 +162,6 @@ class FrontierWidth:
         self._lengths: dict[int, list[int]] = {}
         """Tokens of the responses of the round's groups, by order."""
         self._last_group_s = 0.0
-        """Monotonic time of the round's last group, in seconds."""
         self._has_waited = False
         """True once it has waited for reports: engines that measure nothing must not delay each round."""
         self._width: int | None = None
@@ -212,10 +206,7 @@ class FrontierWidth:
         return [rounds.groups_issued, rounds.requests_per_group, rounds.groups_per_update]
 
     def _reports_of_round(self) -> list[ActorReport] | None:
-        """Returns the engines' reports after the round's last group; None if one does not arrive in time.
-
-        Actors also report when they have loaded the weights of the next round, which the learner waits for anyway.
-        """
+        """Returns the engines' reports after the round's last group; None if one does not arrive in time."""
         self._has_waited = True
         now_s = time.monotonic()
         ended_s, deadline_s = self._store.now_s() - (now_s - self._last_group_s), now_s + REPORT_WAIT_S

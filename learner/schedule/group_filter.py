@@ -113,15 +113,10 @@ class GroupFilter(Generic[G]):
         """Creates a filter with no waiting groups.
 
         Args:
-          config: config of the run: lag bound, zero-variance filter, and how many groups may wait.
-          planner: ticket planner of the run.
-          ticket_store: store in which tickets are offered, withdrawn and reissued.
           has_signal: returns True if a group has a learning signal; called if `rounds.filter_zero_variance` is on.
           check: returns why a group is invalid (`group_validation.py`), or None.
           on_filtered: called with each group without signal before its prompt is replaced.
           restores: first step of each learner incarnation; identifies weights of abandoned branches.
-          fenced_actors: names of actors whose groups are rejected.
-          step: step of the learner.
         """
         self._planner, self._ticket_store, self._has_signal, self._check = planner, ticket_store, has_signal, check
         self._on_filtered = on_filtered
@@ -253,7 +248,6 @@ class GroupFilter(Generic[G]):
             self._ticket_store.put_tickets(tickets)
 
     def _is_abandoned(self, group: G) -> bool:
-        """Returns True if a restarted learner rolled back past the weights of any of its tokens."""
         return group.is_abandoned(self._restores)
 
     def _reason_to_drop(self, group: G) -> str | None:
@@ -299,7 +293,6 @@ class GroupFilter(Generic[G]):
             self._replace(self._planner.replace(group.ticket_id), reason)
 
     def _replace(self, ticket: Ticket, reason: str) -> None:
-        """Replaces the store's ticket and group of this id."""
         self.dropped[reason] += 1
         self._ticket_store.withdraw([ticket.id])
         self._ticket_store.put_tickets([ticket])

@@ -25,14 +25,7 @@ LOOK_S = 0.2
 class GroupQueue(grain.IterDataset[list[Group]]):
     """Training groups of the store; each element holds groups that are trained together.
 
-    Args:
-      config: config of the run; decides when training starts.
-      planner: ticket planner of the run.
-      store: store of the run, which notifies of changes.
-      tickets: source of arrived groups.
-      group_filter: filter of arrived groups.
-      timeline: timeline that records decided races.
-      on_wait: called on every poll that finds nothing (heartbeats, watchdogs); may raise.
+    `on_wait` is called on every poll that finds nothing (heartbeats, watchdogs), and may raise.
     """
 
     def __init__(
@@ -51,7 +44,6 @@ class GroupQueue(grain.IterDataset[list[Group]]):
         self.tickets, self.timeline, self.on_wait = tickets, timeline, on_wait
 
     def __iter__(self) -> "GroupQueueIterator":
-        """Returns a reader; a run has one."""
         return GroupQueueIterator(self)
 
 

@@ -61,13 +61,9 @@ class InvalidGroup:
 
 
 def objection(group: Group, ticket: Ticket, limits: GroupLimits, *, newest: Version) -> InvalidGroup | None:
-    """Returns why a group is invalid; None if it is valid.
+    """Returns why a group, with the ticket's id and prompt, is invalid; None if it is valid.
 
-    Args:
-      group: group with the ticket's id and prompt.
-      ticket: the open ticket.
-      limits: limits of the run.
-      newest: version of the learner. Groups of an abandoned incarnation may be newer; filter them before.
+    `newest` is the learner's version. Groups of an abandoned incarnation may be newer; filter them before.
     """
     if len(group.rollouts) != ticket.num_samples:
         return InvalidGroup("wrong_size", group.actors)

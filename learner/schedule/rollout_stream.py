@@ -81,19 +81,9 @@ class RolloutStream:
     ) -> None:
         """Creates a stream that has issued and read nothing.
 
-        Args:
-          config: config of the run.
-          store: store of tickets and groups.
-          prompts: training problems.
-          sampling: sampling parameters of training responses.
-          timeline: timeline that records issues, decided races and checkpoints.
-          incarnation: incarnation of the learner.
-          vocab_size: vocabulary size of the model; groups with other token ids are rejected.
-          routing: sizes of the routing that is replayed; None if it is not.
-          step: step of the learner.
-          on_wait: called on every poll that finds no group; may raise.
-          between_batches: called between two micro-batches; may raise.
-          on_group: called with every group that is trained.
+        Groups with token ids outside `vocab_size` are rejected. `routing` has the sizes of the routing that is
+        replayed; None if it is not. `on_wait` is called on every poll that finds no group, `between_batches` between
+        two micro-batches; both may raise. `on_group` is called with every group that is trained.
         """
         self._config, self._store, self._timeline = config, store, timeline
         self.prompts = prompts
@@ -212,10 +202,7 @@ class RolloutStream:
 
     @contextlib.contextmanager
     def aside(self, what: str) -> Generator[None]:
-        """Excludes the time of a block from the waiting ratios: publishing, saving or waiting for a probe.
-
-        `what` is its name in the event log.
-        """
+        """Excludes a block, such as a save, from the waiting ratios; `what` is its name in the event log."""
         start = time.monotonic()
         try:
             yield

@@ -21,7 +21,6 @@ class RoundPlanner(TicketLedger):
     def __init__(
         self, config: Config, sampling: Sampling, next_problem: Callable[[], Problem], *, incarnation: int
     ) -> None:
-        """Creates a planner before its first round."""
         super().__init__(config.rounds, sampling, next_problem, incarnation=incarnation)
         self._long_prompts = tail_batching.LongPromptQueue(config.rounds.groups_per_round)
 
@@ -54,11 +53,7 @@ class RoundPlanner(TicketLedger):
         return tickets
 
     def arrive(self, ticket_id: str) -> list[Ticket]:
-        """Records an open ticket's complete group as arrived; returns the losers of the race that it decides, if any.
-
-        Raises:
-          KeyError: the ticket is not open.
-        """
+        """Records an open ticket's group as arrived; returns the losers of the race that it decides, if any."""
         super().arrive(ticket_id)
         lost = tail_batching.losers(self.open_tickets, self._arrived, num_left_in_round=self.num_left_in_round)
         for ticket in lost:
@@ -68,11 +63,7 @@ class RoundPlanner(TicketLedger):
         return lost
 
     def set_state(self, state: dict[str, Any], open_tickets: list[Ticket], long_queue: Iterable[Ticket] = ()) -> None:
-        """Restores the state that `get_state` returned.
-
-        Raises:
-          ValueError: the ticket counts are inconsistent.
-        """
+        """Restores the state that `get_state` returned; raises ValueError if the ticket counts are inconsistent."""
         super().set_state(state, open_tickets)
         self._long_prompts = tail_batching.LongPromptQueue(self._rounds.groups_per_round)
         self._long_prompts.defer(long_queue)

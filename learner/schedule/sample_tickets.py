@@ -205,7 +205,6 @@ class SampleTickets(GroupTickets):
         return ticket.num_requests - self._num_samples if ticket is not None else 0
 
     def _is_abandoned(self, part: Group) -> bool:
-        """Returns True if a restarted learner rolled back past a sample's weights."""
         if self._restores is None:
             self._restores = self._store.restores()
         return part.is_abandoned(self._restores)

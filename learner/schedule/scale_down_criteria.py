@@ -53,15 +53,9 @@ def pays(
 ) -> bool:
     """Returns True if a round is expected to end sooner with the help of engines' devices from now on.
 
-    The first round of a kind is tried, and a learner without devices of its own has no choice.
-
-    Args:
-      last: the last round of its kind; None if there was none.
-      costs: what the help costs.
-      num_own: devices of the learner.
-      num_helping: devices that would help.
-      now_s: seconds since the rollout began.
-      first_s: seconds from then until the first training; None if nothing is trained yet.
+    The first round of a kind is tried, and a learner without devices of its own has no choice. `last` is the last round
+    of the kind. The rollout began `now_s` ago, and its first training started `first_s` after the begin; None if
+    nothing is trained yet.
     """
     if last is None or not num_own:
         return True
@@ -107,14 +101,11 @@ def num_fitting(lengths: Int32[np.ndarray, "N 2"], kv_tokens: float) -> int:
 def peak_kv_tokens(lengths: Int32[np.ndarray, "N 2"]) -> float:
     """Returns the peak KV cache per sequence, averaged over many concurrent sequences, in tokens.
 
-    With prompts p and responses r, it is the larger of two cases:
+    Raises ValueError if `lengths` is empty. With prompts p and responses r, it is the larger of two cases:
 
     * All start together and none is replaced, max_t mean((p + t) [r >= t]): the peak is just before one finishes.
     * Each finished sequence is replaced, sum(r (p + r / 2)) / sum(r): at any moment a slot holds a sequence with
       probability proportional to its length, on average half done.
-
-    Raises:
-      ValueError: `lengths` is empty.
     """
     if not len(lengths):
         raise ValueError("expected at least one length, got none")

@@ -19,10 +19,8 @@ LOOK_S = 1.0
 def serving_engines(store: LearnerStore, *, after_s: float = 0.0, needs_all: bool = True) -> list[ActorReport] | None:
     """Returns the reports of the engines that serve; None if none serves.
 
-    Args:
-      store: store of the heartbeats.
-      after_s: time of the store's clock, in seconds; an earlier report counts as none.
-      needs_all: True to return None while any engine has no report, as when it is starting.
+    A report before `after_s`, a time of the store's clock, counts as none. With `needs_all` the result is None while
+    any engine has no report, as when it is starting.
     """
     since_s = store.now_s() - LIVE_S
     live = [b for b in store.heartbeats() if b.role == "actor" and b.time_s > since_s]
@@ -42,13 +40,9 @@ class ServedSteps:
         is_needed: bool,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Creates a bound that is 0 until an engine serves this learner's weights.
+        """Creates a bound that is 0 until an engine serves this learner's weights, and always 0 without `is_needed`.
 
-        Args:
-          store: store of the heartbeats.
-          incarnation: incarnation of the learner; engines with weights of an earlier one load newer weights first.
-          is_needed: False keeps the bound at 0 and reads nothing.
-          clock: monotonic clock, in seconds.
+        Engines with weights of an earlier incarnation load newer weights before they serve a request.
         """
         self._store, self._incarnation, self._is_needed, self._clock = store, incarnation, is_needed, clock
         self._looked_s: float | None = None

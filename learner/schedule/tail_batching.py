@@ -101,13 +101,7 @@ class Races:
         return race
 
     def decide(self, order: int, open_tickets: Iterable[Ticket], arrived: Collection[str]) -> list[Ticket]:
-        """Returns the tickets that lose when the group of `order` arrives; none while their race is open.
-
-        Args:
-          order: order of an open ticket.
-          open_tickets: open tickets, at least those of the race.
-          arrived: ids of the tickets whose groups have arrived.
-        """
+        """Returns the tickets that lose when the group of `order` arrives; none while their race is open."""
         race = self._of(order)
         if not race.is_full or race.num_issued - race.num_lost <= self._num_winners:
             return []  # without losers, or decided
@@ -121,9 +115,7 @@ class Races:
     def wanted(self, open_tickets: Iterable[Ticket], arrived: Collection[str]) -> list[Ticket]:
         """Returns the tickets whose groups are still to arrive and be trained; of an open race the lowest orders.
 
-        Args:
-          open_tickets: open tickets of all races, by order.
-          arrived: ids of the tickets whose groups have arrived.
+        `open_tickets` are those of all races, by order.
         """
         num_lacking: dict[int, int] = {h.index: self._num_winners - h.num_consumed for h in self._races}
         coming: list[tuple[int, Ticket]] = []
@@ -158,11 +150,7 @@ class Races:
         return {"num_opened": self._num_opened, "heats": [dataclasses.asdict(h) for h in self._races]}
 
     def set_state(self, state: Mapping[str, Any], *, open_tickets: Iterable[Ticket]) -> None:
-        """Restores the state that `get_state` returned.
-
-        Raises:
-          ValueError: an open ticket belongs to no race, or the number of open tickets of a race is inconsistent.
-        """
+        """Restores the state that `get_state` returned; raises ValueError if it contradicts the open tickets."""
         orders = sorted(t.order for t in open_tickets)
         self._races, self._num_opened = [Race(**h) for h in state["heats"]], state["num_opened"]
         counts = [sum(h.has(o) for o in orders) for h in self._races]
@@ -240,10 +228,7 @@ class LongPromptQueue:
 def losers(open_tickets: Iterable[Ticket], arrived: Set[str], *, num_left_in_round: int) -> list[Ticket]:
     """Returns the tickets that lost their round's race, R groups having arrived; none while the race is open.
 
-    Args:
-      open_tickets: issued tickets that are not trained.
-      arrived: ids of open tickets whose complete groups have arrived.
-      num_left_in_round: groups that the round still needs, including arrived ones.
+    `num_left_in_round` counts the groups that the round still needs, including arrived ones.
     """
     if len(arrived) < num_left_in_round:
         return []

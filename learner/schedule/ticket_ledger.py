@@ -59,7 +59,6 @@ class TicketLedger(abc.ABC):
     def __init__(
         self, rounds: RoundsConfig, sampling: Sampling, next_problem: Callable[[], Problem], *, incarnation: int
     ) -> None:
-        """Creates a tracker before the first round; `incarnation` is the learner's."""
         self._rounds = rounds
         self._sampling = sampling
         self._next_problem = next_problem
@@ -88,12 +87,7 @@ class TicketLedger(abc.ABC):
         """
 
     def top_up(self, *, step: int, num_unclaimed: Callable[[], int]) -> list[Ticket]:
-        """Returns new tickets to issue while the learner waits or computes; none in round mode.
-
-        Args:
-          step: optimizer steps of the policy.
-          num_unclaimed: number of issued tickets that no actor has claimed, asked only if needed.
-        """
+        """Returns new tickets to issue while the learner waits or computes, like `issue`; none in round mode."""
         del step, num_unclaimed
         return []
 
@@ -169,11 +163,7 @@ class TicketLedger(abc.ABC):
         return ticket_id in self._open
 
     def ticket(self, ticket_id: str) -> Ticket:
-        """Returns an open ticket.
-
-        Raises:
-          KeyError: the ticket is not open.
-        """
+        """Returns an open ticket; raises KeyError if it is not open."""
         return self._open[ticket_id]
 
     def source(self, ticket_id: str) -> str:
@@ -205,10 +195,9 @@ class TicketLedger(abc.ABC):
         return ticket
 
     def arrive(self, ticket_id: str) -> list[Ticket]:
-        """Records an open ticket's complete group as arrived; returns the losers of the race that it decides, if any.
+        """Records an open ticket's group as arrived; returns the losers of the race that it decides, if any.
 
-        Raises:
-          KeyError: the ticket is not open.
+        Raises KeyError if the ticket is not open.
         """
         if ticket_id not in self._open:
             raise KeyError(ticket_id)
@@ -220,11 +209,7 @@ class TicketLedger(abc.ABC):
         self._arrived.discard(ticket_id)
 
     def consume(self, ticket_id: str) -> Consumed:
-        """Records a group as trained.
-
-        Raises:
-          KeyError: the ticket is not open; its group must not be trained.
-        """
+        """Records a group as trained; raises KeyError if its ticket is not open: it must not be trained then."""
         if self.num_left_in_update == self._rounds.groups_per_update:
             for ticket in self._update:  # these tickets cannot be reopened any more
                 self._sources.pop(ticket.id, None)
@@ -263,11 +248,7 @@ class TicketLedger(abc.ABC):
         }
 
     def set_state(self, state: dict[str, Any], open_tickets: list[Ticket], long_queue: Iterable[Ticket] = ()) -> None:
-        """Restores the state that `get_state` returned.
-
-        Raises:
-          ValueError: the ticket counts are inconsistent.
-        """
+        """Restores the state that `get_state` returned; raises ValueError if the ticket counts are inconsistent."""
         del long_queue  # used by the planners
         if state["num_consumed"] + state["num_deferred"] + len(open_tickets) != state["num_issued"]:
             raise ValueError(
@@ -301,7 +282,6 @@ class TicketLedger(abc.ABC):
             self._sources[ticket_id] = source
 
     def _make_ticket(self, prompt: Problem | Ticket, *, round: int, num_requests: int, min_version: Version) -> Ticket:
-        """Creates and opens the ticket of the next order."""
         ticket = Ticket(
             id=f"{self._num_issued:09d}",
             kind="train",

@@ -28,7 +28,6 @@ class WindowPlanner(TicketLedger):
     def __init__(
         self, config: Config, sampling: Sampling, next_problem: Callable[[], Problem], *, incarnation: int
     ) -> None:
-        """Creates a planner that has issued nothing."""
         super().__init__(config.rounds, sampling, next_problem, incarnation=incarnation)
         self._races = Races(config.rounds)
         self._long_prompts = LongPromptQueue(config.rounds.groups_per_update)
@@ -80,11 +79,7 @@ class WindowPlanner(TicketLedger):
         return tickets
 
     def arrive(self, ticket_id: str) -> list[Ticket]:
-        """Records an open ticket's complete group as arrived; returns the losers of the race that it decides, if any.
-
-        Raises:
-          KeyError: the ticket is not open.
-        """
+        """Records an open ticket's group as arrived; returns the losers of the race that it decides, if any."""
         super().arrive(ticket_id)
         lost = self._races.decide(self._open[ticket_id].order, self.open_tickets, self._arrived)
         for ticket in lost:
@@ -94,11 +89,7 @@ class WindowPlanner(TicketLedger):
         return lost
 
     def consume(self, ticket_id: str) -> Consumed:
-        """Records a group as trained.
-
-        Raises:
-          KeyError: the ticket is not open; its group must not be trained.
-        """
+        """Records a group as trained; raises KeyError if the ticket is not open."""
         order = self._open[ticket_id].order
         done = super().consume(ticket_id)
         self._races.consume(order)
@@ -116,11 +107,7 @@ class WindowPlanner(TicketLedger):
         return super().get_state() | {"heats": self._races.get_state()}
 
     def set_state(self, state: dict[str, Any], open_tickets: list[Ticket], long_queue: Iterable[Ticket] = ()) -> None:
-        """Restores the state that `get_state` returned.
-
-        Raises:
-          ValueError: the ticket counts are inconsistent.
-        """
+        """Restores the state that `get_state` returned; raises ValueError if the ticket counts are inconsistent."""
         super().set_state(state, open_tickets)
         self._races.set_state(state["heats"], open_tickets=open_tickets)
         self._long_prompts = LongPromptQueue(self._rounds.groups_per_update)
@@ -167,8 +154,7 @@ class WindowPlanner(TicketLedger):
         """Returns True if the queue of complete groups is full and the open tickets reach their limit.
 
         Groups in progress then continue, and one ticket is issued per trained group. If nothing were issued until the
-        queue is short again, the learner would later wait for the duration of a response. Groups beyond the limit that
-        arrived between two calls are trained before another ticket is issued.
+        queue is short again, the learner would later wait for the duration of a response.
         """
         if self._max_complete is None or len(self._arrived) < self._max_complete:
             self._full_at = None
@@ -178,11 +164,7 @@ class WindowPlanner(TicketLedger):
         return len(self._open) >= self._full_at
 
     def _earliest_step(self, step: int) -> int:
-        """Returns the step of the oldest weights on which the next order may start.
-
-        They are published, so no actor waits long, and no older than the weights that every engine serves. Each group
-        that has not arrived therefore has a known deadline (`ticket_ledger.num_sequences`).
-        """
+        """Returns the step of the oldest weights for an order: published, no older than those that engines serve."""
         if self._max_age is None:
             return 0
         return max(0, min(max(self._races.next_index - self._max_age, self.served_step), self._published(step)))

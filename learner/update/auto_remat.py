@@ -60,11 +60,7 @@ class DeviceShare:
 
 
 def kept_per_token(config: Architecture, policy: Policy, tensor: int = 1) -> float:
-    """Returns the numbers per token that one layer keeps from its forward to its backward pass.
-
-    Raises:
-      ValueError: unknown policy.
-    """
+    """Returns the numbers per token that one layer keeps from its forward to its backward pass."""
     if policy not in POLICIES:
         raise ValueError(f"remat: expected one of {POLICIES}, got {policy!r}")
     width, heads, keys = config.hidden_size, config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
@@ -125,18 +121,11 @@ class ProcessMemory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 def usable_bytes(mesh: Mesh, hosts: Processes, *, wait_s: float) -> float | None:
-    """Returns the usable bytes of any device, equal in all processes; None if unknown.
+    """Returns the usable bytes of any device, equal in all processes, which all call it; None if unknown.
 
     It counts the machines' total memory instead of the free memory, so that a restart chooses as the first start did.
-
-    Args:
-      mesh: mesh of all processes' devices, or a mesh of another machine that one process compiles for.
-      hosts: the learner's processes, which all call this function.
-      wait_s: timeout of the exchange between them, in seconds.
-
-    Raises:
-      ProcessLostError: a process did not join.
-      ValueError: JAX has several processes, but `hosts` has only one.
+    `mesh` has all processes' devices, or those of another machine that one process compiles for. Raises
+    ProcessLostError if a process did not join, and ValueError if JAX has several processes, but `hosts` has only one.
     """
     if hosts.count == 1 and jax.distributed.is_initialized() and jax.process_count() > 1:
         raise ValueError(
@@ -204,10 +193,8 @@ def choose_remat(
     """Returns the configured policy; for auto the first of `CHOICES` that fits in memory, else the last.
 
     The choice depends only on the configuration and the kind of machines. It is equal after a restart and in all
-    processes, which all call this function. It is `attention` if a device does not report its memory.
-
-    Raises:
-      ProcessLostError: another process did not join.
+    processes, which all call this function. It is `attention` if a device does not report its memory. Raises
+    ProcessLostError if another process did not join.
     """
     if config.model.remat != "auto":
         return config.model.remat

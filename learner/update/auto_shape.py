@@ -112,17 +112,13 @@ class AutoShape:
 
 
 def propose(packs: Sequence[Sequence[int]], config: Config) -> PackingConfig:
-    """Returns the shape with the lowest cost for these packs.
+    """Returns the shape with the lowest cost for these packs, which hold their units' tokens (`packing.py`).
 
     cost = sum over packs of ceil(n / rows) (rows width + c), n the rows of that width that the pack fills, c
     `micro_batch_slots`.
 
     Candidates are the configured shape and the shapes of `is_allowed` on a grid of widths and row counts, from one row
     per device up to the slots of the configured shape.
-
-    Args:
-      packs: tokens of the units of each pack (`learner/update/packing.py`).
-      config: `packing` gives the maximum slots of a micro-batch.
     """
     each = micro_batch_slots(config)
     best, least = config.packing, num_slots(packs, config.packing, per_micro_batch=each)

@@ -48,14 +48,8 @@ def correct(
 
     With the bounds lo and hi and the ratio w of a level: weight = min(max(w, lo), hi) (truncate), or w for lo <= w <=
     hi and 0 elsewhere (mask). A token is kept if lo' <= w' <= hi' for the ratio w' of the rejection, and no token of
-    its sequence or group has a ratio below the veto's bound.
-
-    Args:
-      log_ratio: x, in nats; read at trained tokens only.
-      mask: True at trained tokens.
-      segment_ids: as in `PackedBatch`.
-      group_ids: as in `PackedBatch`; required by `veto=group`.
-      config: levels and bounds.
+    its sequence or group has a ratio below the veto's bound. `log_ratio` is x, in nats, read at trained tokens only.
+    `veto=group` requires `group_ids`.
     """
     x = jnp.where(mask, log_ratio, 0.0)
 

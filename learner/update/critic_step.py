@@ -53,11 +53,7 @@ class CriticStep:
     def __init__(self, architecture: Architecture, config: Config, mesh: Mesh, policy: TrainStep) -> None:
         """Prepares the functions without compiling them.
 
-        Args:
-          architecture: architecture of the critic (`critic_architecture`).
-          config: config of the run.
-          mesh: the policy's mesh.
-          policy: the policy's step, whose batches and recomputation the critic has, and whose compilations it counts.
+        The critic has the batches, mesh and recomputation of `policy`, whose compilations also count the critic's.
         """
         self.architecture = architecture
         self._config, self._compilations = config.critic, policy.compilations
@@ -140,14 +136,9 @@ class CriticStep:
     ) -> tuple[TrainState, Float32[Array, "B S"], Float32[Array, "B S"]]:
         """Adds a micro-batch to the optimizer step in progress; donates the accumulator.
 
-        Args:
-          state: state of the critic.
-          policy: current parameters of the policy, adapters combined with their base.
-          batch: micro-batch on the mesh; its `advantages` are rewards in the first epoch.
-          values: values of the first epoch, in later ones, where the batch has its advantages.
-
-        Returns:
-          State, advantages, and values before the update.
+        `policy` are the policy's current parameters, adapters combined with their base. In the first epoch the batch's
+        `advantages` are rewards and `values` is None. In later ones the batch has its advantages, and `values` are
+        those of the first epoch. Returns the state, the advantages, and the values before the update.
         """
         is_first = values is None
         kept = batch.behavior_logprobs if values is None else values  # not read in the first epoch
@@ -241,9 +232,8 @@ class Critic:
 def build_critic_step(policy: Architecture, config: Config, mesh: Mesh, steps: TrainStep) -> CriticStep | None:
     """Returns the critic's device functions beside the policy's `steps`; None if the run has no critic.
 
-    Raises:
-      FileNotFoundError: critic.path lacks a config.json.
-      ValueError: the critic's model is unsupported, has too few words, or does not divide by the mesh.
+    Raises FileNotFoundError if critic.path lacks a config.json, and ValueError if the critic's model is unsupported,
+    has too few words, or does not divide by the mesh.
     """
     architecture = critic_architecture(config, policy)
     if architecture is None:

@@ -159,17 +159,10 @@ def measure(
     step: Int[Array, ""],
     correction: Correction | None = None,
 ) -> Stats:
-    """Returns the statistics of one micro-batch trained at learner step `step`.
+    """Returns the statistics of one micro-batch; `step` is the learner's before the update.
 
-    Args:
-      batch: the micro-batch. The arrays below are read only where its loss_mask is True.
-      logprobs: log pi of the policy, in nats.
-      entropy: entropy of the policy, in nats.
-      clipped: True at tokens that the loss clipped (`losses.TokenLoss`).
-      kl: KL to the reference, from the loss; 0 without a reference.
-      teacher_kl: log pi - log pi_T, or the divergence, from the loss; 0 without a teacher.
-      step: step of the learner before the update.
-      correction: correction of the batch, if it is on. Its statistics are 0 without one.
+    Arrays are read only where the batch's loss_mask is True. `kl`, `teacher_kl` and `clipped` are from the loss
+    (`losses.TokenLoss`). Without a `correction` its statistics are 0.
     """
     mask = jnp.asarray(batch.loss_mask)
     log_w = jnp.where(mask, logprobs - batch.behavior_logprobs, 0.0)

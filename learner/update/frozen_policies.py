@@ -57,12 +57,8 @@ def freeze(params: Params, config: Config) -> Params:
 def frozen_bytes(params: Params, trained: Params, config: Config) -> int:
     """Returns the bytes of a run's frozen weights: teachers, the base of adapters, the reference, the proximal policy.
 
-    `learner.restore` loads all but the last, which `FrozenPolicies` makes.
-
-    Args:
-      params: parameters of the model, arrays or their shapes.
-      trained: trained parameters, or adapters.
-      config: config of the run.
+    `learner.restore` loads all but the last, which `FrozenPolicies` makes. `params` are those of the model, arrays or
+    their shapes; `trained` are the trained ones, or adapters.
     """
     num_all = sum(math.prod(x.shape) for x in jax.tree.leaves(params))
 
@@ -129,10 +125,7 @@ class TeacherPolicy:
     def __init__(self, params: Params, score: Callable[[Params, PackedBatch], Any], mesh: Mesh) -> None:
         """Compiles nothing yet.
 
-        Args:
-          params: the teacher's parameters, split over the mesh.
-          score: returns the logprobs of the trained tokens, [B, S], or `TopTokens`; 0 elsewhere; pure, for jit.
-          mesh: the mesh.
+        `score` returns the logprobs of the trained tokens, [B, S], or `TopTokens`; 0 elsewhere; pure, for jit.
         """
         self.params = params
 
@@ -163,13 +156,9 @@ class FrozenPolicies:
     ) -> None:
         """Loads the reference and freezes the proximal policy, if the loss needs them.
 
-        Args:
-          steps: the train step.
-          config: config of the run.
-          load_reference: loads the reference's parameters in the dtypes of `freeze`, split like the learner's.
-          params: parameters of the learner, which are published next.
-          base: base of `params` if they are adapters; may be the reference.
-          teachers: those that the learner holds, in the order of their numbers (`LossConfig.teacher_folders`).
+        `load_reference` loads the reference's parameters in the dtypes of `freeze`, split like the learner's. `params`
+        are published next. `base`, their base if they are adapters, may be the reference. `teachers` are those that the
+        learner holds, in the order of their numbers (`LossConfig.teacher_folders`).
         """
         self._steps, self._base, self._teachers = steps, base, teachers
         # Without donation the copy shares no buffers with the learner's parameters, which the optimizer may then step.

@@ -254,9 +254,8 @@ def attention_paths(
 ) -> dict[int | None, str]:
     """Returns the attention path by the window of its layers; None is the key of layers without a window.
 
-    Raises:
-      ValueError: the mesh does not divide the batch's rows or their tokens, or the model's heads or vocabulary; or
-        model.attention does not support this model on these devices.
+    Raises ValueError if the mesh does not divide the batch's rows or their tokens, or the model's heads or vocabulary,
+    or if model.attention does not support this model on these devices.
     """
     for name, size, parts in (
         ("packing.rows", config.packing.rows, math.prod(mesh.shape[a] for a in BATCH_AXES)),

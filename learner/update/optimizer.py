@@ -108,11 +108,6 @@ def make_optimizer(
     float32: gradients, state and parameters must be float32, and the caller rounds the new state to the old one's
     dtypes. It rounds stochastically, because a second moment rounded to the nearest bfloat16 would not decay: its
     spacing is 1 / 256, above 1 - beta2.
-
-    Args:
-      config: optimizer config.
-      num_steps: optimizer steps of the run.
-      mesh: mesh over which jit splits the arrays; None for one device.
     """
     chain = optax.chain(
         optax.clip_by_global_norm(config.max_grad_norm),
@@ -177,20 +172,10 @@ def adamw_step(
 
     p = p - rate_t (m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps) + decay p).
 
-    Computed in float32, independent of the arrays' dtypes; bfloat16 arrays are rounded stochastically.
-
-    Args:
-      params: the parameters.
-      sums: accumulated gradient sums, float32, a tree like the parameters'.
-      opt_state: state of `make_optimizer`'s chain for adamw.
-      scale: factor from a sum to the clipped mean.
-      num_steps: optimizer steps of the run, for the schedule.
-      is_good: True if loss and gradient are finite.
-      config: betas, eps and the decay of the parameters of `decay_mask`.
-      words: `rounding_words` of parameters and state.
-
-    Returns:
-      parameters, state, and zeros in the shape of the sums.
+    Computed in float32, independent of the arrays' dtypes; bfloat16 arrays are rounded stochastically with `words`, the
+    `rounding_words` of parameters and state. `sums` are float32, `scale` is the factor from a sum to the clipped mean,
+    and `opt_state` is that of `make_optimizer`'s chain for adamw. Returns parameters, state, and zeros in the shape of
+    the sums.
     """
     adam, adam_words = (next(p for p in s if isinstance(p, optax.ScaleByAdamState)) for s in (opt_state, words[1]))
     schedule = next(part for part in opt_state if isinstance(part, optax.ScaleByScheduleState))
@@ -251,7 +236,6 @@ class Accumulator:
     stats: Stats | ValueStats
 
     def __add__(self, other: "Accumulator") -> "Accumulator":
-        """Returns the sums of both."""
         return Accumulator(
             grads=jax.tree.map(lambda total, g: total + g, self.grads, other.grads),
             denominator=self.denominator + other.denominator,

@@ -38,8 +38,7 @@ def encode_batch(batch: PackedBatch) -> bytes:
 def decode_batch(data: bytes, packing: PackingConfig, routing: RoutingShape | None = None) -> PackedBatch:
     """Decodes a batch into `jax.ShapeDtypeStruct` arrays; their contents remain at the leader.
 
-    Raises:
-      ValueError: the data is malformed or of another packing.
+    Raises ValueError if the data is malformed or of another packing.
     """
     try:
         told = msgspec.msgpack.decode(data, type=_Batch)
@@ -55,11 +54,7 @@ def encode_micro(micro: MicroBatch) -> bytes:
 
 
 def decode_micro(data: bytes, packing: PackingConfig, routing: RoutingShape | None = None) -> MicroBatch:
-    """Decodes a micro-batch; its batch is that of `decode_batch`.
-
-    Raises:
-      ValueError: the data is malformed or of another packing.
-    """
+    """Decodes a micro-batch; its batch and errors are those of `decode_batch`."""
     try:
         micro = msgspec.msgpack.decode(data, type=_Micro)
     except msgspec.MsgspecError as e:

@@ -89,7 +89,6 @@ class PackedBatch:
     denominator: Float32[Array | np.ndarray, ""]
     """Batch's share of the divisor of the update's sum."""
     rewards: Moments
-    """Moments of the rewards of this batch's sequences."""
     response_tokens: Moments
     """Moments of the tokens that the policy sampled, over this batch's sequences; observed tokens are excluded."""
     num_groups: Int32[Array | np.ndarray, ""]
@@ -151,7 +150,6 @@ class _Unit(NamedTuple):
     sequences: Sequence[_Sequence]
     shares: bool
     size: int
-    """Tokens of the row that it takes."""
 
     @property
     def group(self) -> int:
@@ -183,24 +181,17 @@ def pack_groups(
     """Packs complete groups into as many micro-batches as they fill; the flags are set on the last one.
 
     Sequences are placed independently of their groups, so a group may be spread over several micro-batches, unless
-    `packing.whole_groups` is set.
+    `packing.whole_groups` is set. Each group's advantages are computed here from its shaped rewards.
+
+    Raises ValueError if there is no group, a sequence is longer than a row, or with `packing.whole_groups` a group does
+    not fit a micro-batch.
 
     Args:
-      groups: complete groups; each group's advantages are computed here from its shaped rewards.
-      packing: shape of a micro-batch.
-      loss: section that defines the advantages and the normalization.
       max_response_tokens: constant of normalization=constant, and length at which the overlong penalty is full.
       masks_truncated: True if tokens of truncated responses are not trained (prompts.truncated_responses=mask). Their
         rewards still count in their groups' advantages.
       routing: sizes of the routing to replay; None replays none. A shared prompt has the routing of one response.
-      ends_update: True if the optimizer steps after these groups.
-      ends_round: True if the round is complete with these groups.
       teachers: number of each group's teacher, 0 for none; empty if no group has one.
-      on_group: called with each group and its advantages.
-
-    Raises:
-      ValueError: there is no group, a sequence is longer than a row, or with `packing.whole_groups` a group does not
-        fit a micro-batch.
     """
     if not groups:
         raise ValueError("pack_groups needs at least one group")

@@ -221,10 +221,8 @@ class TrainStep:
         """Adds a micro-batch to the optimizer step in progress; donates the accumulator.
 
         With `keeps_logprobs`, a call without proximal logprobs is the first epoch over the batch. `base` is the base of
-        the state's adapters, if it has adapters.
-
-        Raises:
-          ValueError: `anchors` does not have exactly the logprobs that the loss needs.
+        the state's adapters, if it has adapters. Raises ValueError if `anchors` does not have exactly the logprobs that
+        the loss needs.
         """
         batch = self.put(batch)
         is_first = self.keeps_logprobs and anchors.proximal is None
@@ -337,10 +335,8 @@ def build_train_step(
 ) -> TrainStep:
     """Returns the learner's device functions; all processes call it and agree on the program.
 
-    Raises:
-      ProcessLostError: another process did not join.
-      ValueError: the mesh does not divide the batch's rows or their tokens, or the model's heads or vocabulary; or
-        model.attention does not support this model on these devices; or the model does not support the adapters.
+    Raises ProcessLostError if another process did not join, and ValueError like `attention_paths`, or if the model does
+    not support the adapters.
     """
     check_lora(config.lora, model_config, publishes_adapters=config.publishes_adapters)
     # By default JAX multiplies float32 in TF32 on a GPU and in bfloat16 on a TPU; engines do not.

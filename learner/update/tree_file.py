@@ -31,8 +31,7 @@ def hash_of(path: pathlib.Path) -> str:
 def read_tree(path: pathlib.Path, like: Any) -> Any:
     """Returns the tree of a file in host memory; `like` has its structure and the number of dims of each array.
 
-    Raises:
-      ValueError: the file has other arrays.
+    Raises ValueError if the file has other arrays.
     """
     arrays, named = load_file(path), _named(like)
     _check_names(path, arrays, named)
@@ -43,12 +42,7 @@ def read_tree(path: pathlib.Path, like: Any) -> Any:
 def read_sharded(path: pathlib.Path, like: Any) -> Any:
     """Returns the tree of a file on the devices; each process of a mesh reads the rows of its own shards.
 
-    Args:
-      path: the file.
-      like: arrays of the same shapes, whose shardings the tree gets.
-
-    Raises:
-      ValueError: the file has other arrays, or arrays of other shapes.
+    The tree gets the shapes and shardings of `like`. Raises ValueError if the file has other arrays or other shapes.
     """
     named = _named(like)
     with safe_open(path, framework="np") as file:

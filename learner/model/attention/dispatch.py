@@ -61,25 +61,21 @@ def attention(
 ) -> Float[Array, "B S H hd"]:
     """Returns softmax(scale q k^T + mask) v within each segment, with the softmax in float32.
 
+    Raises ValueError if the path is unknown or does not support the call (names the supported ones), a number is out of
+    range, or shapes do not match or do not divide over the mesh.
+
     Args:
       q: queries, after the rotation.
       k: keys, after the rotation; query head h reads key head h // (H / K).
-      v: values.
       segment_ids: 0 for padding; equal ids in a row are one sequence, its tokens contiguous.
-      scale: factor on the scores, usually hd ** -0.5.
       window: a query at i sees keys j with i - j < window (Hugging Face's sliding window); None means no limit.
       soft_cap: scores s become soft_cap * tanh(s / soft_cap) before the mask (Gemma 2); None disables it.
-      path: "auto", or one of `PATHS`.
       block: tile of the xla and splash paths, in tokens; None uses the path's default.
       mesh: mesh that splits rows, tokens and heads; None runs on one device, or under GSPMD's own choice.
       max_segments: cudnn only: a row with more segments gives NaN (packing.max_row_sequences keeps rows below it).
       interpret: run the splash kernel interpreted on any platform, for tests.
       prefix_ids: segment that a token sees in addition to its own, 0 for none; that segment is directly before all
         segments that see it. None disables shared prefixes.
-
-    Raises:
-      ValueError: the path is unknown or unsupported for the call (names the supported ones), a number is out of range,
-        or shapes do not match or do not divide over the mesh.
     """
     _check(q, k, v, segment_ids, window=window, block=block, max_segments=max_segments)
     if soft_cap is not None and soft_cap <= 0:
@@ -140,21 +136,10 @@ def choose_path(
     interpret: bool = False,
     has_prefixes: bool = False,
 ) -> str:
-    """Returns `path`, or for "auto" the first of `PATHS` that supports the call.
+    """Returns `path`, or for "auto" the first of `PATHS` that supports the call on `device`.
 
-    Args:
-      path: "auto", or one of `PATHS`.
-      device: a device that runs the call; its platform and GPU generation matter.
-      dtype: dtype of q.
-      head_dim: size of a head.
-      window: see `attention`.
-      soft_cap: see `attention`.
-      sequence: number of devices that share a row.
-      interpret: True to allow the splash kernel on any platform.
-      has_prefixes: True if segments share prefixes.
-
-    Raises:
-      ValueError: the path is unknown, or does not support the call.
+    `sequence` is the number of devices that share a row. `interpret` allows the splash kernel on any platform. Raises
+    ValueError if the path is unknown or does not support the call.
     """
     capability = getattr(device, "compute_capability", None) if device.platform == "gpu" else None
     rows = "it takes whole rows, and the mesh splits them over sequence" if sequence > 1 else None

@@ -25,10 +25,7 @@ MAX_HEAD_DIM = 128
 def cudnn_refusal(*, dtype, head_dim: int, compute_capability: str | None) -> str | None:
     """Returns why cuDNN does not support a call, or None if it does.
 
-    Args:
-      dtype: dtype of q, k and v.
-      head_dim: size of a head.
-      compute_capability: capability of the GPU, "9.0" for Hopper; None if it is not an NVIDIA GPU.
+    `compute_capability` is "9.0" for Hopper, and None for a device that is not an NVIDIA GPU.
     """
     if compute_capability is None:
         return "it needs an NVIDIA GPU"

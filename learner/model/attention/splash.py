@@ -12,9 +12,8 @@ practical: for a `vmap` over tables Pallas makes a loop with copies of every row
 too: compiled for v5e and v5p, two rows of 8k to 32k tokens took 24 to 30% more cycles outside of the kernels, and up to
 28% more memory.
 
-Tokamax (0.0.17) has a later fork under `experimental`, with a fused backward only. A fused backward writes one partial
-dq per key block, S / block copies of the queries: 32 at 32k tokens, 7 GB for Qwen2.5-7B. The kernel in JAX can compute
-dq in a separate pass and needs no further package. Which is faster is not measured.
+A fused backward pass writes one partial dq per key block, S / block copies of the queries: 32 at 32k tokens, 7 GB for
+Qwen2.5-7B. Longer rows therefore compute dq in a separate pass, which the later fork in Tokamax (0.0.17) lacks.
 """
 
 from __future__ import annotations
@@ -40,10 +39,7 @@ def skip_blocks(
 ) -> splash.SplashAttentionKernel:
     """Returns the kernel without the block pairs that share no segment in any row.
 
-    Args:
-      kernel: kernel for rows of Sq queries and S keys; queries may be a share of a row.
-      query_segments: 0 for padding; a segment's tokens are contiguous.
-      key_segments: segment ids of the whole rows.
+    Segment 0 is padding. The Sq queries may be a share of a row of S tokens.
     """
     sizes: splash.BlockSizes = kernel.kwargs["block_sizes"]
     # All passes use the same block size (`block_sizes`).
@@ -82,12 +78,7 @@ def by_query_block(table: MaskInfo, meets: Bool[Array, "T U"]) -> MaskInfo:
 
 
 def by_key_block(table: MaskInfo, meets: Bool[Array, "T U"]) -> MaskInfo:
-    """Returns the block table of the dkv kernel, which visits only pairs of query and key blocks that attend.
-
-    Args:
-      table: static table of the kernel, [1, W, U]: up to W query blocks for each of U key blocks.
-      meets: True where any query of block t attends to any key of block u, [T, U].
-    """
+    """Returns the block table [1, W, U] of the dkv kernel, with W query blocks per key block; see `by_query_block`."""
     may_run, named = _static(table)
     run = may_run & jnp.take_along_axis(meets, named, 0)
     return _replace(table, run, fetched(run.T, named.T).T)

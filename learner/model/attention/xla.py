@@ -70,18 +70,8 @@ def xla_attention(
 ) -> Float[Array, "B Sq H hd"]:
     """Computes `learner.model.attention.dispatch.attention` on one device; queries may be a slice of the row.
 
-    Args:
-      q: queries of tokens query_offset .. query_offset + Sq of each row.
-      k: keys of the whole rows.
-      v: values of the whole rows.
-      query_segments: 0 for padding.
-      key_segments: segment ids of the whole rows; a segment's tokens are contiguous.
-      query_offset: index of the first query in its row.
-      scale: factor on the scores.
-      window: a query at i sees keys j with i - j < window; None means no limit.
-      soft_cap: scores s become soft_cap * tanh(s / soft_cap); None disables it.
-      block: queries and keys per block, in tokens.
-      prefixes: `prefix_ids` of `attention`; requires whole rows and no window.
+    The queries are tokens query_offset .. query_offset + Sq of each row; keys and values are of the whole rows.
+    `prefixes` are the `prefix_ids` of `attention`, and require whole rows and no window.
     """
     (batch, num_queries, num_heads, head_dim), num_kv = q.shape, k.shape[2]
     block = min(block, -(-k.shape[1] // 8) * 8)

@@ -89,11 +89,9 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
 def read_rope(raw: Mapping[str, Any], *, default_theta: float | None = None) -> Rope:
     """Returns the rotary base and scaling from either key; `default_theta` replaces a missing base.
 
-    'dynamic' is rejected: transformers derives its frequencies from the longest sequence of the batch, vLLM from the
-    configured maximum.
-
-    Raises:
-      ValueError: the base is missing, the two keys disagree, or the scaling is unsupported.
+    Raises ValueError if the base is missing, the two keys disagree, or the scaling is unsupported. 'dynamic' is
+    rejected: transformers derives its frequencies from the longest sequence of the batch, vLLM from the configured
+    maximum.
     """
     homes: dict[str, Mapping[str, Any]] = {}
     for home in ROPE_HOMES:

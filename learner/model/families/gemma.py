@@ -58,7 +58,6 @@ GEMMA2 = Family(
 
 _GLOBAL, _LOCAL = "full_attention", "sliding_attention"
 _THETAS = {_GLOBAL: 1e6, _LOCAL: 1e4}
-"""Default rotary bases."""
 
 
 def _read_two_ropes(raw: Raw) -> Rope:
