@@ -3,23 +3,16 @@
 The policy applies to train tickets. Probes and evaluations go first and use engine capacity only.
 
 * fifo: as many tickets as the engine has capacity for, counted in sequences.
-* frontier(width): frontier-group dispatch (RolloutPipe section 3.3, eq. 5-6; docs/design/streaming.md). A request is
-  admitted if and only if its group is among the `width` lowest orders that are not serving-complete. A slot frees when
-  all requests of a group have finished, before their rewards are known. An actor claims as with fifo. The store limits
-  claims of train tickets to the frontier, which all actors share (`bridge/store/claim.py`). If the learner chooses the
-  width (admission.width=auto), only the store has it.
-* window(sequences): in-flight generation (PipelineRL Algorithm 2). A fixed number of sequences is in progress, split
-  over the actors (`sequences_per_engine`). One spare ticket is claimed ahead so that no slot waits for a claim. A lag
-  bound disables the spare: tickets are scarce then, and a spare would idle another engine.
+* frontier(width): frontier-group dispatch (RolloutPipe section 3.3, eq. 5-6; docs/design/streaming.md): only the
+  `width` lowest orders that are not serving-complete. The store applies the limit to claims, for all actors together.
+* window(sequences): in-flight generation (PipelineRL Algorithm 2): a fixed number of sequences, split over the actors.
+  One spare ticket is claimed ahead so that no slot waits for a claim, unless a lag bound makes tickets scarce.
 
-Tickets of single samples share their group's order. One claim takes at most this actor's share of each group, ceil(K
-slots / slots of all engines) (`samples_per_engine`), for as many groups as there is capacity for. Claiming whole groups
-would run a long prompt's long responses on one engine (prompt replication, ROLL Flash). Claiming group by group would
-delay a round's last samples.
+Of single-sample tickets one claim takes at most this actor's share of each group (`samples_per_engine`): a whole group
+would run a long prompt's long responses on one engine (prompt replication, ROLL Flash).
 
-The store is the deferred queue: `num_to_claim` asks only for what can start now. A ticket that requires newer weights
-waits without a slot while servable tickets pass it. It still counts in `num_to_claim`: its weights arrive shortly, and
-an actor that lags behind must not drain the store.
+A ticket that requires newer weights waits without a slot while servable tickets pass it. It still counts in
+`num_to_claim`: its weights arrive shortly, and an actor that lags behind must not drain the store.
 """
 
 import dataclasses
@@ -54,14 +47,10 @@ class Admission:
         num_spare: int = 0,
         max_in_flight: int = 0,
     ) -> None:
-        """Starts without tickets.
+        """`sequences` is H, which a window keeps in progress over all engines; None means this engine's capacity.
 
-        `sequences` is H, the sequences that a window keeps in progress over all engines; None means this engine's
-        capacity. `num_spare` tickets are claimed in addition to those that can start. `max_in_flight` bounds concurrent
-        episodes; above `max_sequences`, the excess waits inside the engine, by order.
-
-        Raises:
-          ValueError: a bound is below one.
+        `num_spare` tickets are claimed in addition to those that can start. `max_in_flight` bounds concurrent episodes;
+        above `max_sequences`, the excess waits inside the engine, by order.
         """
         if min(max_sequences, samples_per_group, tickets_per_group) < 1 or width < 0:
             raise ValueError(
@@ -157,11 +146,7 @@ class Admission:
         return max(0, free - len(self._waiting))
 
     def offer(self, tickets: Iterable[Ticket]) -> None:
-        """Adds claimed tickets.
-
-        Raises:
-          ValueError: a ticket was offered twice.
-        """
+        """Adds claimed tickets. Raises ValueError if a ticket was offered twice."""
         for ticket in tickets:
             if ticket.id in self._waiting or ticket.id in self._served:
                 raise ValueError(f"ticket {ticket.id} was offered twice")
@@ -181,11 +166,7 @@ class Admission:
         return admitted
 
     def finish_sample(self, ticket_id: str, count: int = 1) -> bool:
-        """Marks requests as finished; returns True if they were the ticket's last, which frees its slot.
-
-        Raises:
-          KeyError: the ticket is not in service.
-        """
+        """Marks requests as finished; returns True if they were the ticket's last, which frees its slot."""
         entry = self._served[ticket_id]
         entry.num_left -= count
         if entry.num_left == 0:
@@ -208,13 +189,9 @@ class Admission:
 
 
 def sequences_per_engine(total: int, engines: Mapping[int, int]) -> int:
-    """Returns one engine's share of the total sequences, bounded by its size.
+    """Returns one engine's share of `total` (H) sequences; `engines` counts engines by their concurrent sequences.
 
     Shares are equal; the part that exceeds a small engine's size goes to the larger ones.
-
-    Args:
-      total: H, sequences over all engines.
-      engines: number of engines, by concurrent sequences per engine.
     """
     num_left, left = sum(engines.values()), total
     for size, num in sorted(engines.items()):

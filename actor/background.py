@@ -53,11 +53,7 @@ class RunFinished(Exception):  # noqa: N818  # nothing went wrong
 
 
 async def watch_run_end(actor: Actor) -> NoReturn:
-    """Stops the actor when its run finishes.
-
-    Raises:
-      RunFinished: the learner marked the run as finished. A dead learner may restart, so its actors keep waiting.
-    """
+    """Raises RunFinished once the learner marked the run as finished. Actors of a dead learner keep waiting."""
     told = actor.store_events["run"]
     while True:
         count = told.count
@@ -83,10 +79,7 @@ async def renew_leases(actor: Actor) -> None:
 
 
 async def watch_withdrawals(actor: Actor) -> None:
-    """Aborts the requests of tickets that this actor no longer leases.
-
-    It reacts immediately, because the requests of race losers occupy slots that the next round needs.
-    """
+    """Aborts the requests of tickets that this actor no longer leases; they occupy slots that the next round needs."""
     told = actor.store_events["tickets"]
     count = told.count
     while True:
@@ -136,11 +129,7 @@ async def heartbeat_loop(actor: Actor) -> None:
 
 
 async def engine_watchdog(actor: Actor) -> None:
-    """Detects an engine that died or hangs, regardless of what is awaiting it.
-
-    Raises:
-      EngineDeadError: engine processes exited, or the engine sampled no token for `limits.stall_s` despite requests.
-    """
+    """Raises EngineDeadError if engine processes exited, or requests got no token for `limits.stall_s`."""
     watched = WatchedTime()
     num_tokens, since = -1, 0.0
     while True:

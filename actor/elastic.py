@@ -4,11 +4,8 @@ A step is full if its KV cache was: a response was preempted, or the peak usage 
 full steps since the engine's start have taken as long as a restart. It halves after at least `NUM_QUIET_STEPS` steps in
 a row whose peak would fill at most `FITS` of the KV cache at half the size, if they took as long as a restart together.
 
-A restart therefore costs at most as much time as the steps that caused it, and a size that a full step needs is kept.
 The paper's rule compares preemptions with the previous step's. It cannot see steady preemptions, doubles by chance when
 they vary, and halves into a cache that is too small (`tests/bench/parallelism`).
-
-`actor.elastic_control` measures steps and applies the size.
 """
 
 import dataclasses

@@ -47,11 +47,7 @@ class EngineSizeFile:
         self._seen: tuple[int, int, int] | None = None
 
     def read(self) -> EngineSizeOverride:
-        """Returns the engine size; the default if there is no file, and for fields that the file omits.
-
-        Raises:
-          ValueError: the file is invalid; the message is one line.
-        """
+        """Returns the engine size, with defaults for omitted fields. Raises ValueError if the file is invalid."""
         try:
             data = self.path.read_bytes()
         except FileNotFoundError:
@@ -75,11 +71,7 @@ class EngineSizeFile:
         return limits
 
     def read_if_changed(self) -> EngineSizeOverride | None:
-        """Returns the engine size if the file exists and changed since the last call.
-
-        Raises:
-          ValueError: see `read`; raised once per change.
-        """
+        """Returns the engine size if the file changed since the last call; raises ValueError once per change."""
         try:
             stat = os.stat(self.path)
         except FileNotFoundError:
@@ -148,11 +140,7 @@ async def elastic_control_loop(
     policy: ElasticPolicy | None,
     clock: Callable[[], float] = time.monotonic,
 ) -> NoReturn:
-    """Writes the size that `policy` decides, if given, and stops the actor when the size file changes.
-
-    Raises:
-      ResizeRequest: the file requests another size, and the actor has nothing in progress.
-    """
+    """Writes the size that `policy` decides; shuts down and raises ResizeRequest when the file has another size."""
     size = actor.engine.size
     current = EngineSizeOverride(max_num_seqs=size.max_num_seqs, tensor_parallel_size=size.tensor_parallel_size)
     step = StepLoad(actor.engine.version, clock(), actor.engine.stats, actor.engine.stats)

@@ -235,11 +235,7 @@ def concat(parts: Sequence[PartialSample]) -> PartialSample:
 def continuation(
     prompt_tokens: Int32[np.ndarray, " P"], sampling: Sampling, parts: Sequence[PartialSample]
 ) -> tuple[Int32[np.ndarray, " Q"], Sampling]:
-    """Returns prompt and sampling limits of the request that continues after `parts`.
-
-    Raises:
-      ValueError: the parts already hold `max_tokens` tokens.
-    """
+    """Returns prompt and sampling limits of the request that continues after `parts` (below `max_tokens` tokens)."""
     num_tokens = sum(p.tokens.size for p in parts)
     left = dataclasses.replace(
         sampling,

@@ -31,14 +31,10 @@ def progress_so_far(
     judged: Mapping[int, RewardResult],
     stopped: Mapping[int, PartialSample],
 ) -> TicketProgress | None:
-    """Returns the progress of a ticket whose sampling was stopped; None if it is to begin anew.
+    """Returns the progress of a ticket whose sampling was stopped; None if it must restart.
 
-    Args:
-      ticket: the ticket.
-      actors: names of all actors that sampled any of it (`makers`).
-      finished: responses that finished, by index.
-      judged: rewards known so far, of some of `finished`.
-      stopped: responses that were stopped, with at least one token.
+    `actors` are all that sampled any of it (`makers`). `judged` has the known rewards of `finished`. Responses in
+    `stopped` have at least one token. All are by request index.
     """
     found = {index: _request(index, sample, sample.finish, judged.get(index)) for index, sample in finished.items()}
     found |= {index: _request(index, sample, None, None) for index, sample in stopped.items()}

@@ -35,14 +35,10 @@ class Fence:
         self.must_restart = False
 
     async def check(self, tickets: Sequence[Ticket] | None = None) -> None:
-        """Refreshes the fence status from the store.
+        """Refreshes the fence status from the store. Raises FencedError if the actor is fenced permanently.
 
-        Args:
-          tickets: result of the last claim; None forces a query. A claim that contains a probe may mean that this actor
-            is fenced, because fenced actors receive only probes.
-
-        Raises:
-          FencedError: the actor is fenced permanently.
+        `tickets` is the result of the last claim; None forces a query. A claim that contains a probe may mean that this
+        actor is fenced, because fenced actors receive only probes.
         """
         if tickets is not None and not self._reason and all(t.kind != "probe" for t in tickets):
             return
@@ -117,11 +113,7 @@ class Leases:
         all_places: int,
         served: Sequence[str],
     ) -> list[ClaimedTicket]:
-        """Leases tickets (`ActorStore.claim`). The caller passes them to `add`, which makes them held.
-
-        Raises:
-          FencedError: this actor is fenced.
-        """
+        """Leases tickets (`ActorStore.claim`). The caller passes them to `add`, which makes them held."""
         claiming = asyncio.ensure_future(
             asyncio.to_thread(
                 self._store.claim,
@@ -190,10 +182,7 @@ class Leases:
     async def submit(self, group: Group) -> bool:
         """Submits a group and returns True if it is new. `all_submitted` waits for a submission that has started.
 
-        Raises:
-          KeyError: its ticket was withdrawn.
-          UnfitGroupError: its ticket has changed meanwhile.
-          FencedError: this actor is fenced.
+        Raises KeyError if its ticket was withdrawn, UnfitGroupError if it has changed, and FencedError.
         """
         if group.ticket_id in self._held:
             self._submit_queue[group.ticket_id] = self._held.pop(group.ticket_id)

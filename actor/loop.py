@@ -79,12 +79,11 @@ class Actor:
         turn: EngineTurn | None = None,
         teachers: TeacherServers | None = None,
     ) -> None:
-        """Connects the parts; starts nothing.
+        """`read` converts a ticket's sample to the response that verifiers receive.
 
-        `read` converts a ticket's sample to the response that verifiers receive. `drain_before_swap` lets running
-        requests finish before weights are swapped. `max_lag_steps` bounds the lag of a running sample's start behind
-        the served weights. Without `episodes`, tickets whose task names an environment fail. `turn` is that on devices
-        shared with the learner, held from before the engine's start. `teachers` are those on servers.
+        `drain_before_swap` lets running requests finish before weights are swapped. `max_lag_steps` bounds the lag of a
+        running sample's start behind the served weights. Without `episodes`, tickets whose task names an environment
+        fail. `turn` is that on devices shared with the learner, held from before the engine's start.
         """
         self.name, self.store, self.engine, self.weights = name, store, engine, weights
         self.admission, self.timeline, self.limits, self.drain_before_swap = (
@@ -144,9 +143,8 @@ class Actor:
     async def run(self, duties: Iterable[BackgroundTask]) -> None:
         """Serves tickets concurrently with the background tasks; releases held tickets on exit.
 
-        Raises:
-          ExceptionGroup: the failures: EngineDeadError, FencedError (permanent fence), StoreLostError, or what a
-            background task raised.
+        Raises an ExceptionGroup of EngineDeadError, FencedError (permanent fence), StoreLostError, or what a background
+        task raised.
         """
         is_lost = False
         try:
@@ -190,8 +188,7 @@ class Actor:
     async def abort_all(self, ticket_ids: Iterable[str] | None = None) -> list[Ticket]:
         """Cancels groups in progress, which aborts their requests; returns their tickets that are still held.
 
-        Args:
-          ticket_ids: tickets of the groups; None for all. If given, groups that are being submitted are not cancelled.
+        Without `ticket_ids` it cancels all groups, otherwise none that are being submitted.
         """
         ids = (
             list(self._groups)
@@ -232,11 +229,9 @@ class Actor:
             self.admission.remove(ticket_id)
 
     def rebalance(self, engines: Mapping[int, int], *, is_counted: bool) -> None:
-        """Updates this engine's share of the tickets.
+        """Updates this engine's share of the tickets; `is_counted`: the store has recorded that this engine serves.
 
-        Args:
-          engines: number of engines that share the tickets, this one included, by concurrent sequences per engine.
-          is_counted: True if the store has recorded that this engine serves.
+        `engines` counts the engines that share the tickets, this one included, by concurrent sequences per engine.
         """
         self.is_counted = is_counted
         if engines == self._engines:

@@ -5,22 +5,14 @@ class SampleRace:
     """Race of one ticket's requests (RollPacker section 3)."""
 
     def __init__(self, *, num_samples: int, num_requests: int) -> None:
-        """Starts `num_requests` (eta_R K) requests, indexed from 0, of which `num_samples` (K) win.
-
-        Raises:
-          ValueError: `num_requests` is below `num_samples`.
-        """
+        """Starts `num_requests` (eta_R K) requests, indexed from 0, of which `num_samples` (K) win."""
         if not 1 <= num_samples <= num_requests:
             raise ValueError(f"expected 1 <= num_samples <= num_requests, got {num_samples} and {num_requests}")
         self._num_to_win = num_samples
         self._running = set(range(num_requests))
 
     def finish(self, index: int) -> list[int]:
-        """Marks a request as finished, so it wins. Returns the losers: at the K-th win all that still run, else none.
-
-        Raises:
-          KeyError: it does not run: it finished before, or it lost.
-        """
+        """Marks a request as finished, so it wins. Returns the losers: at the K-th win all still running, else none."""
         self._running.remove(index)
         self._num_to_win -= 1
         if self._num_to_win:
@@ -30,20 +22,12 @@ class SampleRace:
         return losers
 
     def fail(self, index: int) -> bool:
-        """Marks a request as failed; returns True if K requests can still win.
-
-        Raises:
-          KeyError: it does not run.
-        """
+        """Marks a request as failed; returns True if K requests can still win."""
         self._running.remove(index)
         return len(self._running) >= self._num_to_win
 
     def stop(self, index: int) -> None:
-        """Marks a request as stopped: it neither wins nor loses.
-
-        Raises:
-          KeyError: it does not run.
-        """
+        """Marks a request as stopped: it neither wins nor loses. Raises KeyError if it does not run."""
         self._running.remove(index)
 
     @property

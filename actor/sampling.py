@@ -45,15 +45,9 @@ class Sampler:
     async def sample(self, ticket: Ticket, index: int, begun: RequestProgress | None = None) -> Sample:
         """Samples one response of a ticket; restarts it each time it becomes stale (`restart_stale`).
 
-        Args:
-          ticket: ticket in service.
-          index: number of the request.
-          begun: what another actor sampled of the response (`usable`). It is continued, or returned if it is finished.
-
-        Raises:
-          EpisodeError: the episode could not be played, or was cancelled internally.
-          AbortedError: the ticket was stopped (`stop`), or see `Engine.sample`.
-          EngineDeadError: see `Engine.sample`.
+        `begun`, what another actor sampled of the response (`usable`), is continued, or returned if it is finished.
+        Raises EpisodeError if the episode could not be played or was cancelled internally, and AbortedError if the
+        ticket was stopped (`stop`); see also `Engine.sample`.
         """
         request_id = f"{ticket.id}.{index}"
         attempt = 0
@@ -87,8 +81,7 @@ class Sampler:
     def usable(self, ticket: Ticket) -> dict[int, RequestProgress]:
         """Returns the requests of a ticket's progress to continue, by index.
 
-        The others begin anew: those of newer weights than the served ones, or of abandoned ones, and stale ones. So do
-        all requests of a progress that is not of this ticket.
+        The others restart: those of newer weights than the served ones, of abandoned weights, and stale ones.
         """
         progress, served, oldest = progress_of(ticket), self._engine.version, self._oldest_step
         if progress is None or served is None or not progress.fits(ticket):

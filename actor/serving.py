@@ -44,17 +44,10 @@ Member = tuple[Sample, RewardResult, Response | None]
 def build_group(
     ticket: Ticket, members: Mapping[int, Member], *, actor: str, started_s: float, finished_s: float
 ) -> Group:
-    """Returns the group of one attempt at a ticket, with rollouts in request order.
+    """Returns the group of one attempt at a ticket, with rollouts in request order; `members` are by request index.
 
-    Args:
-      ticket: ticket being served.
-      members: the K samples, by request index.
-      actor: name of the process that sampled them.
-      started_s: Unix time at which the first request entered the engine.
-      finished_s: Unix time at which the last reward was known, and the logprobs of a teacher on a server.
-
-    Raises:
-      ValueError: the number of members is not K, or a reward is not finite.
+    `started_s` is the Unix time at which the first request entered the engine, `finished_s` that of the last reward or
+    teacher logprob. Raises ValueError if there are not K members, or a reward is not finite.
     """
     if len(members) != ticket.num_samples:
         raise ValueError(f"ticket {ticket.id} has {len(members)} of {ticket.num_samples} samples")
@@ -187,10 +180,8 @@ class TicketServer:
     async def serve(self, ticket: Ticket) -> None:
         """Samples, scores and submits the group of a ticket, or hands it over; only race winners are scored.
 
-        Raises:
-          ExceptionGroup: failures not caused by the ticket: EngineDeadError, FencedError (permanent fence),
-            StoreLostError.
-          RuntimeError: the circuit breaker tripped: scoring fails permanently.
+        Raises an ExceptionGroup of failures not caused by the ticket (EngineDeadError, FencedError, StoreLostError),
+        and RuntimeError if scoring fails permanently.
         """
         self.rewards.begin(ticket.task)
         start_s = served_s = time.time()
@@ -268,11 +259,7 @@ class TicketServer:
             self._lanes.give_back(lane)
 
     async def hand_over(self) -> None:
-        """Stops sampling of training tickets without episodes.
-
-        A group that is sampled is scored and submitted as usual. Each other ticket is released with what was sampled of
-        it, and the next actor continues.
-        """
+        """Stops sampling of training tickets without episodes; incomplete groups are released with their samples."""
         for ticket in self.admission.in_service:
             if ticket.kind == "train" and not ticket.task.environment:
                 await self.sampler.stop(ticket.id)
@@ -313,10 +300,7 @@ class TicketServer:
         self._outage.record_success()
 
     async def _drop(self, ticket: Ticket, reason: BaseException) -> None:
-        """Fails the ticket of a group that cannot be scored; it is offered again, up to `max_attempts` attempts.
-
-        An episode error that would repeat on each attempt, such as a first observation without room, is final.
-        """
+        """Fails the ticket of a group that cannot be scored; it is offered again, up to `max_attempts` attempts."""
         self.tally.num_dropped += 1
         self.timeline.instant("dropped", ticket=ticket.id, reason=str(reason))
         logging.error("group dropped ticket=%s reason=%s", ticket.id, reason)

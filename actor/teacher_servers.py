@@ -47,11 +47,9 @@ class TeacherServers:
     """Client of the run's teachers on servers; without any it asks nothing."""
 
     def __init__(self, urls: Mapping[str, tuple[str, str]], *, retry_s: float = RETRY_S) -> None:
-        """Connects to nothing yet.
+        """`urls` has config field and base URL by the teacher's name (`LossConfig.teacher_urls`).
 
-        Args:
-          urls: config field and base URL by the teacher's name (`LossConfig.teacher_urls`).
-          retry_s: time to retry a request to a server that is unreachable or overloaded, in seconds.
+        A request to a server that is unreachable or overloaded is retried for `retry_s` seconds.
         """
         self._urls, self._retry_s = dict(urls), retry_s
         self._slots = {name: asyncio.Semaphore(CONCURRENCY) for name in urls}
@@ -60,8 +58,7 @@ class TeacherServers:
     async def score(self, ticket: Ticket, sample: Sample) -> Sample:
         """Returns a sample of a training ticket with its teacher's logprobs; unchanged if no server has the teacher.
 
-        Raises:
-          VerifierError: the server did not answer, or its answer has no logprobs of the tokens.
+        Raises VerifierError if the server did not answer, or its answer has no logprobs of the tokens.
         """
         if ticket.kind != "train" or ticket.task.teacher not in self._urls:
             return sample
@@ -75,15 +72,10 @@ class TeacherServers:
             await session.close()
 
     async def check(self, tokenizer: tokenizers.Tokenizer, max_tokens: int) -> None:
-        """Checks that each server can score the policy's tokens.
+        """Checks that each server can score the policy's tokens, at most `max_tokens` per prompt and response.
 
-        Args:
-          tokenizer: tokenizer of the policy.
-          max_tokens: most tokens of a prompt and response (`model.max_tokens`).
-
-        Raises:
-          TimeoutError: a server is unreachable or overloaded.
-          ValueError: a server tokenizes otherwise, has too short a context, or gives no logprobs.
+        Raises TimeoutError if a server is unreachable or overloaded, and ValueError if it tokenizes otherwise, has too
+        short a context, or gives no logprobs.
         """
         added = (token.content for token in tokenizer.get_added_tokens_decoder().values())
         text = "".join([PROBE_TEXT, *added])
@@ -176,11 +168,7 @@ def _object(text: str, *, where: str) -> dict[str, Any]:
 
 
 def check_teacher_servers(config: Config, tokenizer: tokenizers.Tokenizer) -> None:
-    """Checks the run's teachers on servers, before its engine starts.
-
-    Raises:
-      TimeoutError, ValueError: a server cannot be used (`TeacherServers.check`).
-    """
+    """Checks the run's teachers on servers, before its engine starts; raises as `TeacherServers.check`."""
 
     async def check() -> None:
         servers = TeacherServers(config.loss.teacher_urls, retry_s=CHECK_RETRY_S)

@@ -37,13 +37,7 @@ class TurnReader:
     def read(
         self, context: Int32[np.ndarray, " C"], turn: Int32[np.ndarray, " T"], stop_token_ids: Collection[int]
     ) -> TurnText:
-        """Returns the text of a turn.
-
-        Args:
-          context: all tokens before the turn.
-          turn: sampled tokens.
-          stop_token_ids: tokens that end a turn; a trailing one is removed.
-        """
+        """Returns the text of a turn that follows `context`; a trailing token of `stop_token_ids` is removed."""
         end, header = self._decode(context[-_MAX_CONTEXT_TOKENS:]), self.thinking.header
         if context.size > _MAX_CONTEXT_TOKENS and header and header not in end:  # hidden by a longer prefill
             end = self._decode(context)

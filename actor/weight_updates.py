@@ -39,9 +39,7 @@ ANNOUNCED_S = 0.25
 async def weight_update_loop(actor: Actor) -> None:
     """Puts each announced version into service.
 
-    Raises:
-      EngineDeadError: an update failed midway, or hung.
-      WeightLoadError: the announced version was refused for minutes.
+    Raises EngineDeadError if an update failed midway or hung, and WeightLoadError if a version was refused for minutes.
     """
     told = actor.store_events["weights"]
     while True:
@@ -118,10 +116,7 @@ async def _refetch(actor: Actor, *, until: Callable[[], bool]) -> bool:
 
 
 async def _stand_down(actor: Actor, turn: EngineTurn) -> None:
-    """Lets training have the devices that it shares with the engine, until it returns them.
-
-    Responses in progress are handed over first (helpers.num_engines); a complete round has none (actor.colocated).
-    """
+    """Hands responses in progress over, and lets training have the shared devices until it returns them."""
     start_s = time.monotonic()
     actor.pause()
     while actor.admission.num_sequences:  # rewards and submissions go on, and need no device
@@ -150,11 +145,7 @@ async def _stand_down(actor: Actor, turn: EngineTurn) -> None:
 
 
 async def _drain(actor: Actor, manifest: WeightManifest) -> WeightManifest | None:
-    """Lets running requests finish on the old weights while no new request starts.
-
-    Draining lasts as long as the longest response, so versions published meanwhile are prefetched. Returns the newest
-    version; None if it could not be fetched.
-    """
+    """Lets running requests finish on the old weights; returns the newest version, None if it could not be fetched."""
     start_s = time.monotonic()
     newest: WeightManifest | None = manifest
     actor.pause()
@@ -167,12 +158,10 @@ async def _drain(actor: Actor, manifest: WeightManifest) -> WeightManifest | Non
 
 
 def _is_abandoned(actor: Actor, manifest: WeightManifest) -> bool:
-    """Returns True if the learner rolled back past the served weights.
+    """Returns True if the learner rolled back past the served weights, whose tokens must not reach a group.
 
-    A learner that resumes from a checkpoint publishes under a higher incarnation, and may reach any step before this
-    actor reads it. Tokens of abandoned steps must not reach a group. Every group in progress restarts if and only if
-    the served step is above the base step of any later incarnation (`Version.is_abandoned`), or the manifest lacks base
-    steps.
+    True if the served step is above the base step of any later incarnation (`Version.is_abandoned`), or the manifest
+    lacks base steps.
     """
     old, new = actor.engine.version, manifest.version
     if old is None or new.incarnation == old.incarnation:

@@ -46,8 +46,7 @@ class ChatRenderer:
     def opening(self, messages: Conversation, observed: Sequence[Message]) -> Int32[np.ndarray, " T"]:
         """Returns the tokens between a prompt of `messages`, rendered without generation prompt, and the first turn.
 
-        Raises:
-          EpisodeError: the template rejects the messages, or no observation follows an assistant message.
+        Raises EpisodeError if the template rejects the messages, or no observation follows an assistant message.
         """
         if self.chat is None:
             return self._encode(self._plain(observed))
@@ -82,15 +81,9 @@ class ChatRenderer:
     ) -> Int32[np.ndarray, " S"]:
         """Returns the tokens between two policy turns: end of turn, observation, beginning of the next turn.
 
-        Without a template, an observation without tokens becomes a line break.
-
-        Args:
-          history: messages before the first turn.
-          observed: messages of the environment.
-          turn: sampled turn; the template's end of turn is omitted if the turn already contains it.
-
-        Raises:
-          EpisodeError: the template rejects the messages, or the result is empty.
+        `history` has the messages before the first turn. The template's end of turn is omitted if `turn` contains it.
+        Without a template, an observation without tokens becomes a line break. Raises EpisodeError if the template
+        rejects the messages, or the result is empty.
         """
         text = self._plain(observed) if self.chat is None else self._behind_turn(history, observed)
         tokens = self._encode(text)
@@ -160,17 +153,7 @@ def read_rendering(
     *,
     thinking_marks: str = "auto",
 ) -> ChatRenderer:
-    """Reads a model folder's tokenizer and chat template, the latter subject to `prompts.chat_template`.
-
-    Args:
-      folder: Hugging Face folder.
-      chat_template: `prompts.chat_template`.
-      template: other template settings of the run.
-      thinking_marks: `model.thinking_marks`.
-
-    Raises:
-      ValueError: a file is missing or damaged, or chat_template=on without a template.
-    """
+    """Reads a model folder's tokenizer and chat template; raises ValueError if a file is missing or damaged."""
     tokenizer = text_tokens.read_tokenizer(folder)
     found = read_chat_template(folder, template)
     if chat_template == "on" and not found.exists:

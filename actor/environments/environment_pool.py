@@ -85,10 +85,9 @@ class EnvironmentPool:
         names: Collection[str] = (),
         command: Sequence[str] | None = None,
     ) -> None:
-        """Starts no process; each zygote starts when first needed.
+        """`own` lists the custom environments that may be imported: a ticket's name alone imports nothing.
 
-        `own` lists the custom environments that may be imported: a ticket's name alone imports nothing. `names` lists
-        the environments that share the slots, as far as they are known.
+        `names` lists the environments that share the slots, as far as they are known.
         """
         self._config, self._own, self._command = config, own, command
         self._places = FairSemaphore(config.max_processes, names)
@@ -100,20 +99,12 @@ class EnvironmentPool:
         """Failures by kind: deadline, crash, exception, reply, start."""
 
     async def load(self, name: str) -> None:
-        """Imports an environment's library in its zygote.
-
-        Raises:
-          EpisodeError: the import failed.
-        """
+        """Imports an environment's library in its zygote. Raises EpisodeError if the import failed."""
         await self._zygote(name)
 
     @contextlib.asynccontextmanager
     async def open(self, name: str) -> AsyncIterator["EpisodeProcess"]:
-        """Yields a process for one episode; it is closed in the background when the context exits.
-
-        Raises:
-          EpisodeError: no process could be started.
-        """
+        """Yields a process for one episode, which is closed in the background; raises EpisodeError if none starts."""
         try:
             await self._zygote(name)  # an import may take long and holds no slot
             await self._places.acquire(name)
@@ -207,11 +198,7 @@ class EpisodeProcess:
         self.has_failed = False
 
     async def reset(self, row: Mapping[str, Any]) -> wire.Observed:
-        """Starts the episode.
-
-        Raises:
-          EpisodeError: the environment failed, crashed or timed out, or the row cannot be written as JSON.
-        """
+        """Starts the episode; raises EpisodeError if the environment failed or timed out, or the row is not JSON."""
         try:
             text = json.dumps(dict(row))
         except (TypeError, ValueError, RecursionError) as e:
@@ -221,11 +208,7 @@ class EpisodeProcess:
         return await self._ask(wire.Reset(row=text), self._config.call_timeout_s)
 
     async def step(self, action: str, *, plays_itself: bool = False) -> wire.Observed:
-        """Sends an action; for an environment that plays itself, the address of the token endpoint.
-
-        Raises:
-          EpisodeError: the environment failed, crashed or timed out.
-        """
+        """Sends an action (the token endpoint's address if the environment plays itself); raises as `reset`."""
         config = self._config
         timeout_s = config.episode_timeout_s if plays_itself else config.call_timeout_s
         return await self._ask(wire.Act(action=action), timeout_s)
@@ -278,11 +261,7 @@ def _is_alive(starting: "asyncio.Task[ForkServerClient]") -> bool:
 
 
 def check_environments(names: Collection[str], config: EnvironmentsConfig) -> None:
-    """Imports environments at startup, each in a process like those that will play it.
-
-    Raises:
-      ValueError: an environment cannot be imported (library missing, or not a valid custom environment).
-    """
+    """Imports environments at startup, each in a process like those that play it; raises ValueError if one fails."""
     if not names:
         return
 

@@ -48,9 +48,7 @@ class Episodes:
     async def play(self, episode: EpisodeRequest) -> Sample:
         """Plays an episode to its end; restarts it if its environment fails. Cancellation ends request and process.
 
-        Raises:
-          EpisodeError: all attempts failed, or the episode cannot be played.
-          AbortedError, EngineDeadError: see `Engine.sample`.
+        Raises EpisodeError if all attempts failed, or the episode cannot be played; see also `Engine.sample`.
         """
         problem = ""
         for attempt in range(1 + self._retries):

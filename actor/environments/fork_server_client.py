@@ -46,11 +46,7 @@ class ForkServerClient:
 
     @classmethod
     async def start(cls, name: str, *, max_memory_bytes: int, command: Sequence[str]) -> "ForkServerClient":
-        """Starts a zygote and waits until it has imported the environment `name`.
-
-        Raises:
-          EpisodeError: the start or import failed or timed out.
-        """
+        """Starts a zygote that imports the environment `name`; raises EpisodeError if this failed or timed out."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         try:
@@ -99,11 +95,7 @@ class ForkServerClient:
         return link
 
     async def fork(self, theirs: socket.socket) -> int:
-        """Starts an episode's process with its end of a socket pair; returns the episode's id.
-
-        Raises:
-          EpisodeError: the zygote is dead.
-        """
+        """Starts an episode's process with its socket; returns its id. Raises EpisodeError if the zygote is dead."""
         episode = next(self._ids)
         self._ends[episode] = self._loop.create_future()
         try:
@@ -118,11 +110,7 @@ class ForkServerClient:
         self._ends.pop(episode, None)
 
     async def kill(self, episode: int) -> None:
-        """Kills an episode's process. Ignores exited ones.
-
-        Raises:
-          EpisodeError: the zygote and therefore its children are dead.
-        """
+        """Kills an episode's process, if it runs; raises EpisodeError if the zygote, and so its children, are dead."""
         await self._send(wire.Kill(id=episode))
 
     async def ended(self, episode: int) -> str:

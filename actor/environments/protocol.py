@@ -79,11 +79,7 @@ def may_need_own_interpreter(name: str) -> bool:
 
 
 def load(name: str) -> Callable[[], Environment]:
-    """Returns the class of a built-in or custom environment (`module:Class`).
-
-    Raises:
-      ValueError: unknown or unusable environment; the message is one line.
-    """
+    """Returns the class of a built-in or custom environment (`module:Class`); raises ValueError if it is unusable."""
     if custom_functions.is_custom(name):
         made = custom_functions.load("environment", name, OWN_ENVIRONMENT)
         missing = [m for m in ("reset", "step", "close") if isinstance(made, type) and not hasattr(made, m)]

@@ -64,14 +64,10 @@ class Conversation:
         self._failure: BaseException | None = None
 
     async def go_on(self, tokens: Sequence[int], stop_token_ids: Sequence[int]) -> Sample:
-        """Samples the policy's next turn.
+        """Samples the policy's next turn after `tokens`, the prompt and all later ones.
 
-        Args:
-          tokens: the prompt and all later tokens.
-          stop_token_ids: stop tokens in addition to the run's.
-
-        Raises:
-          _RefusedError: the history was changed, or a budget is used up before or during the turn.
+        `stop_token_ids` are added to the run's. Raises _RefusedError if the history was changed, or a budget is used
+        up before or during the turn.
         """
         async with self._asking:
             turns, transcript = self._turns, self._turns.transcript
@@ -109,9 +105,8 @@ class Conversation:
     def end(self, step: wire.Observed) -> Sample:
         """Returns the episode, with its reward on the last turn that the environment received.
 
-        Raises:
-          EpisodeError: no turn was sampled, the history was changed, or a turn was abandoned.
-          AbortedError, EngineDeadError: see `Engine.sample`.
+        Raises EpisodeError if no turn was sampled, the history was changed, or a turn was abandoned; see also
+        `Engine.sample`.
         """
         if self._failure is not None:
             raise self._failure

@@ -34,17 +34,10 @@ class Calls:
 
 
 def parse(parser: str, text: str, tools: Collection[str], *, thinking: ThinkingFormat | None = DEFAULT) -> Calls:
-    """Returns the calls in a turn, outside its thinking.
+    """Returns the calls in the text of a turn, special tokens included, outside its thinking.
 
-    Args:
-      parser: one of `PARSERS`.
-      text: text of the turn, including special tokens.
-      tools: names of the tools.
-      thinking: marks that separate thinking from the answer; None if `text` is only the answer, like the action of
-        `Environment.step`.
-
-    Raises:
-      ValueError: unknown parser.
+    `thinking` has the marks around thinking; None if `text` is only the answer, like the action of `Environment.step`.
+    Raises ValueError if `parser` is not one of `PARSERS`.
     """
     if parser not in PARSERS:
         raise ValueError(f"no tool call parser {parser!r}; expected one of {', '.join(PARSERS)}")
@@ -66,16 +59,14 @@ class _WrongCallError(Exception):
 
 
 def _hermes(text: str, tools: Collection[str]) -> list[ToolCall]:
-    """Parses any number of `<tool_call>{"name": ..., "arguments": {...}}</tool_call>` (Hermes, Qwen).
-
-    The JSON is decoded before the closing tag is searched, because string arguments may contain tags.
-    """
+    """Parses any number of `<tool_call>{"name": ..., "arguments": {...}}</tool_call>` (Hermes, Qwen)."""
     del tools
     calls: list[ToolCall] = []
     at = 0
     while opening := _OPENING.search(text, at):
         begin = _FENCE.match(text, opening.end()).end()  # pyright: ignore[reportOptionalMemberAccess]  # matches nothing
         rest = text[begin:]
+        # Decoded before the closing tag is searched, because string arguments may contain tags.
         try:
             value, size = _DECODER.raw_decode(rest)
         except (ValueError, RecursionError) as e:  # RecursionError: deep nesting
@@ -91,11 +82,7 @@ def _hermes(text: str, tools: Collection[str]) -> list[ToolCall]:
 
 
 def _llama3(text: str, tools: Collection[str]) -> list[ToolCall]:
-    """Parses `{"name": ..., "parameters": {...}}` or a list, after `<|python_tag|>` or anywhere (Llama 3).
-
-    After the tag only calls separated by ";" may follow. Without it an object is a call if it names a tool or has
-    arguments.
-    """
+    """Parses `{"name": ..., "parameters": {...}}` or a list, after `<|python_tag|>` or anywhere (Llama 3)."""
     before, tag, body = text.partition("<|python_tag|>")
     if tag:
         return _all_json(body.strip())

@@ -136,11 +136,7 @@ class EpisodeTurns:
     async def take(self, stop_token_ids: Collection[int] = ()) -> Sample:
         """Samples the policy's next turn; requires at least one token in the budget.
 
-        Args:
-          stop_token_ids: stop tokens in addition to the episode's.
-
-        Raises:
-          EpisodeError: the turn has no token.
+        `stop_token_ids` are added to the episode's. Raises EpisodeError if the turn has no token.
         """
         sampling, left = self._episode.sampling, self.left_tokens
         max_tokens = min(left, self._max_turn_tokens or left)

@@ -24,16 +24,10 @@ _ROUNDING_S = 0.001
 
 
 def timeout_s(anchor_s: float | None, *, factor: float, min_s: float, max_s: float) -> float:
-    """Returns T = min(max(T_min, lambda T_anchor), T_max) (RollPacker, section 4.3), in seconds.
+    """Returns T = min(max(T_min, lambda T_anchor), T_max) (RollPacker, section 4.3), in seconds; `factor` is lambda.
 
-    Args:
-      anchor_s: longest correct run of the test case; None if there is none, which gives T_max.
-      factor: lambda.
-      min_s: T_min.
-      max_s: T_max.
-
-    Raises:
-      ValueError: lambda < 1, which would reject the anchor itself, or not 0 < T_min <= T_max.
+    T_anchor is the longest correct run of the test case; None gives T_max. Raises ValueError if lambda < 1, which would
+    reject the anchor itself, or not 0 < T_min <= T_max.
     """
     if not (1 <= factor < math.inf and 0 < min_s <= max_s < math.inf):
         raise ValueError(
@@ -45,11 +39,7 @@ def timeout_s(anchor_s: float | None, *, factor: float, min_s: float, max_s: flo
 
 
 def task_key(task: Task) -> str:
-    """Returns the key of a task's anchors: 32 hex digits that identify its test cases.
-
-    It is a BLAKE3 hash of verifier names, answer and metadata, equal in all processes and runs. Weights and order of
-    the verifiers do not affect test cases.
-    """
+    """Returns the key of a task's anchors, a BLAKE3 hash of what identifies its test cases, equal in all runs."""
     named = msgspec.msgpack.encode([sorted(part.name for part in task.rewards), task.answer, task.metadata])
     return blake3.blake3(named).hexdigest(length=16)
 
@@ -84,8 +74,7 @@ class AdaptiveTimeouts:
     def begin(self, key: str) -> None:
         """Queries other actors' anchors for a task whose group begins. Call it only for tasks with timed test cases.
 
-        Raises:
-          Exception: failure of an earlier store call, other than a timeout.
+        It raises the failure of an earlier store call, other than a timeout.
         """
         self._asked[key] = None
         while len(self._asked) > self._max_known_cases:
@@ -107,11 +96,9 @@ class AdaptiveTimeouts:
         return index >= 0 and case_s[index] < (timeouts_s[index] if index < len(timeouts_s) else self._max_s)
 
     def passed(self, key: str, case_s: Sequence[float]) -> None:
-        """Records the seconds per test case of a correct response. Only correct responses may raise an anchor.
+        """Records the seconds per test case of a correct response; only correct responses may raise an anchor.
 
-        Raises:
-          ValueError: a time is negative or not finite.
-          Exception: see `begin`.
+        Raises ValueError if a time is negative or not finite, and errors as `begin` does.
         """
         if any(not 0 <= s < math.inf for s in case_s):
             raise ValueError(f"task {key}: times of test cases must be finite and >= 0, got {list(case_s)[:20]}")
@@ -123,12 +110,7 @@ class AdaptiveTimeouts:
         self._call_on()
 
     async def close(self) -> None:
-        """Waits until all anchors are written to the store.
-
-        Raises:
-          TimeoutError: the store was unreachable; the log has the number of unwritten tasks.
-          Exception: see `begin`.
-        """
+        """Waits until all anchors are written to the store. Raises TimeoutError if it was unreachable."""
         self._asked.clear()
         try:
             self._call_on()

@@ -20,13 +20,7 @@ from configs.sections import RewardsConfig
 def gold_response(name: str, task: Task, settings: RewardsConfig) -> str:
     """Returns a text that verifier `name` should score as right; empty if the row has none.
 
-    Args:
-      name: name of the verifier; a custom one receives the row's answer unchanged.
-      task: task of the row.
-      settings: reward settings, which say where programs are searched.
-
-    Raises:
-      ValueError: the row's test cases are invalid.
+    A custom verifier receives the row's answer unchanged. Raises ValueError if the row's test cases are invalid.
     """
     if name == "code":
         tests = code_tests.read(json.loads(task.metadata))
@@ -58,11 +52,7 @@ OWN_VERIFIER = custom_functions.Signature(
 
 
 def load(name: str) -> Verifier:
-    """Returns a verifier by name, or a custom one by `module:function`.
-
-    Raises:
-      ValueError: the verifier is unknown or unusable; the message is one line.
-    """
+    """Returns a verifier by name, or a custom one by `module:function`; raises ValueError if it is unusable."""
     if custom_functions.is_custom(name):
         return _own(custom_functions.load("prompts.verifier", name, OWN_VERIFIER))
     if name not in MODULES:

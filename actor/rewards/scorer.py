@@ -44,10 +44,7 @@ class RewardScorer:
         judge: Judge | None = None,
         anchors: AdaptiveTimeouts | None = None,
     ) -> None:
-        """Connects the parts. Pool, judge and anchors are closed with the scorer.
-
-        Without `anchors` each test case has `rewards.max_timeout_s`.
-        """
+        """Takes ownership of the parts. Without `anchors` each test case has `rewards.max_timeout_s`."""
         self._pool, self._judge, self._anchors = pool, judge, anchors
         self.judge_counts = JudgeCounts() if judge is None else judge.counts
         self._truncated: Truncated = truncated
@@ -60,11 +57,7 @@ class RewardScorer:
         return self._pool.num_failures + self.judge_counts.num_retries + self.judge_counts.num_failures
 
     def begin(self, task: Task) -> None:
-        """Prepares for a task whose group begins.
-
-        The row's reference program is run if no run is known: it is the earliest correct run of the test cases. Without
-        an anchor, programs that never end take T_max until a sibling is right.
-        """
+        """Prepares for a task whose group begins: runs its reference program as the first anchor, if none is known."""
         timed = [part.name for part in task.rewards if part.name in TIMES_CASES]
         if self._anchors is None or not timed:
             return
@@ -79,11 +72,7 @@ class RewardScorer:
                 del self._own_runs[next(iter(self._own_runs))]
 
     async def score(self, response: Response, task: Task) -> RewardResult:
-        """Returns the reward of a response; its verifiers run concurrently.
-
-        Raises:
-          VerifierError: a verifier could not score it; the response is not at fault.
-        """
+        """Returns the reward of a response; its verifiers run concurrently. Raises VerifierError if one fails."""
         if not task.rewards or (response.finish == "length" and self._truncated == "zero"):
             return NO_REWARD
         if len(task.rewards) == 1:
@@ -160,11 +149,7 @@ class RewardScorer:
             self._anchors.passed(task_key(task), score.case_s)
 
     async def _check_it_works(self, name: str, task: Task, hang: HangError) -> None:
-        """Scores the task's reference answer: if that hangs as well, the response is not at fault.
-
-        Raises:
-          VerifierError: the verifier did not score it.
-        """
+        """Raises VerifierError if the verifier fails on the task's reference answer as well."""
         own = Response(
             text=gold_response(name, task, self._pool.settings), finish="stop", num_tokens=1, begun_by_prompt=""
         )

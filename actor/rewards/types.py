@@ -79,10 +79,8 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
     def of(cls, value: object, *, answer: str | None = None) -> "Score":
         """Returns the score of a plain number: wrong unless it is above 0.
 
-        A NumPy scalar, or a zero-dimensional array or tensor, counts as its value.
-
-        Raises:
-          ValueError: the value is not finite (NoNumberError: not a number, or out of a float's range).
+        A NumPy scalar, or a zero-dimensional array or tensor, counts as its value. Raises ValueError if the value is
+        not finite (NoNumberError: not a number, or out of a float's range).
         """
         if not isinstance(value, numbers.Real) and getattr(value, "shape", None) == ():
             value = value.item()  # pyright: ignore[reportAttributeAccessIssue]

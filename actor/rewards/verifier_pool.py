@@ -78,14 +78,11 @@ class VerifierPool:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         draw: Callable[[float, float], float] = random.uniform,
     ) -> None:
-        """Checks the cores; workers start when first needed.
+        """`timeout_s` applies per response, in addition to the time that its program may use.
 
-        `timeout_s` applies per response, in addition to the time that its program may use. `own` lists the custom
-        verifiers that may be imported: a ticket's name alone imports nothing. Empty `cores` mean those of this process.
-        `draw` returns a pause between half and all of its maximum, during which no worker is held.
-
-        Raises:
-          ValueError: this machine lacks one of the cores.
+        `own` lists the custom verifiers that may be imported: a ticket's name alone imports nothing. Empty `cores` mean
+        those of this process. `draw` returns a pause between half and all of its maximum. Raises ValueError if this
+        machine lacks one of the cores.
         """
         check_cores(cores)
         self._sleep, self._draw = sleep, draw
@@ -127,16 +124,9 @@ class VerifierPool:
     ) -> Score:
         """Returns a verifier's score of a response.
 
-        Args:
-          name: name of the verifier.
-          response: response to score.
-          task: task of the response.
-          case_timeouts_s: returns `Context.case_timeouts_s`; called when a worker is free and again while it scores, so
-            that timeouts follow the siblings' runs.
-
-        Raises:
-          HangError: the verifier hung `MAX_HANGS` times.
-          VerifierError: it failed more than `retries` times, or returned no finite number.
+        `case_timeouts_s` returns `Context.case_timeouts_s`. It is called when a worker is free and again while it
+        scores, so that timeouts follow the siblings' runs. Raises HangError if the verifier hung `MAX_HANGS` times, and
+        VerifierError if it failed more than `retries` times, or returned no finite number.
         """
         self._check_allowed(name)
         num_hangs = num_failures = 0
@@ -164,11 +154,7 @@ class VerifierPool:
             raise VerifierError(f"verifier {name} is custom code that this actor must not import")
 
     async def load(self, name: str) -> None:
-        """Loads a verifier in a worker.
-
-        Raises:
-          VerifierError: loading failed.
-        """
+        """Loads a verifier in a worker. Raises VerifierError if loading failed."""
         self._check_allowed(name)
         async with self._worker() as one:
             await self._load(one, name)
@@ -176,10 +162,8 @@ class VerifierPool:
     async def try_own(self, name: str, task: Task, response: Response) -> None:
         """Calls a custom verifier once.
 
-        Raises:
-          NotANumberError: it returned a value that no response could turn into a number.
-          RaisedError: it raised, or returned a non-finite number.
-          VerifierError: its process exited or did not answer.
+        Raises NotANumberError if no response could turn what it returned into a number, RaisedError if it raised or
+        returned a non-finite number, and VerifierError if its process exited or did not answer.
         """
         self._check_allowed(name)
         question = ScoreRequest(verifier=name, task=task, response=response, context=Context(settings=self.settings))
@@ -249,18 +233,10 @@ def check_cores(cores: Collection[int]) -> None:
 
 
 def check_own(names: Collection[str], task: Task | None = None) -> list[str]:
-    """Loads custom verifiers in a worker at startup and calls each once.
+    """Loads custom verifiers in a worker at startup and calls each once, on the reference answer of `task`.
 
-    Args:
-      names: names of the verifiers.
-      task: task of the run whose reference answer is scored; None for a made-up task, on which a verifier that needs
-        row data may raise.
-
-    Returns:
-      One line per verifier whose exception may be due to the made-up task.
-
-    Raises:
-      ValueError: a verifier cannot be used.
+    Without a task it is a made-up one, on which a verifier that needs row data may raise; returns a line for each such
+    exception. Raises ValueError if a verifier cannot be used.
     """
     if not names:
         return []

@@ -50,9 +50,8 @@ class WorkerProcess:
     async def ask(self, question: ScoreRequest) -> ScoreReply:
         """Returns the worker's reply; forwards changes of `timeouts_s` meanwhile.
 
-        Raises:
-          OSError, asyncio.IncompleteReadError: the worker exited. struct.error, msgspec.MsgspecError, ValueError: it
-          wrote an invalid message.
+        Raises OSError or asyncio.IncompleteReadError if the worker exited, and struct.error, msgspec.MsgspecError or
+        ValueError if it wrote an invalid message.
         """
         if self._running is None or self._running.exited.done():
             await self.kill()

@@ -79,11 +79,7 @@ def mode() -> Mode:
 
 @functools.cache
 def interpreter(view: HostView) -> tuple[str, str]:
-    """Returns the sandboxes' Python and its prefix.
-
-    Raises:
-      ValueError: no Python was found, or it is too old.
-    """
+    """Returns the sandboxes' Python and its prefix. Raises ValueError if no Python was found, or it is too old."""
     tried: list[str] = []
     for candidate in [view.python] if view.python else [SYSTEM_PYTHON, getattr(sys, "_base_executable", "")]:
         path = os.path.realpath(candidate)
@@ -108,11 +104,7 @@ def interpreter(view: HostView) -> tuple[str, str]:
 
 
 def bwrap() -> str:
-    """Returns the path of bubblewrap.
-
-    Raises:
-      FileNotFoundError: it is not installed.
-    """
+    """Returns the path of bubblewrap. Raises FileNotFoundError if it is not installed."""
     found = shutil.which("bwrap")
     if not found:
         raise FileNotFoundError("bubblewrap is not installed")
@@ -311,8 +303,7 @@ def _numbers(table: str, column: int) -> list[int]:
 def program(machine: str | None = None) -> bytes:
     """Returns the seccomp filter for a CPU architecture, as an array of struct sock_filter.
 
-    Raises:
-      ValueError: the tables lack the machine's system calls.
+    Raises ValueError if the tables lack the machine's system calls.
     """
     machine = machine or platform.machine()
     if machine not in _MACHINES:

@@ -55,8 +55,7 @@ LANGUAGES: dict[str, Language] = {
 def program(name: str, source: str, *, calls: bool = False) -> Program:
     """Returns a program in the named language (case-insensitive); with `calls`, cases call its functions.
 
-    Raises:
-      LanguageError: the language is unknown, or its functions cannot be called.
+    Raises LanguageError if the language is unknown, or its functions cannot be called.
     """
     try:
         known = language_of(name)

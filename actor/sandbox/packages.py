@@ -17,11 +17,7 @@ _NOT_IMPORTED = ("test", "tests", "docs", "examples", "benchmarks")
 def files_of(names: tuple[str, ...]) -> dict[str, str]:
     """Returns files and directories of packages and their dependencies, by their name in `FOLDER`.
 
-    Args:
-      names: package names, as for pip.
-
-    Raises:
-      ValueError: a package is not installed, or replaces a standard library module.
+    Raises ValueError if a package is not installed, or replaces a standard library module.
     """
     found: dict[str, str] = {}
     for one in _with_required(names):

@@ -27,11 +27,7 @@ class Sandbox:
     """
 
     def __init__(self, limits: SandboxLimits | None = None, *, num_warm: int = 2, view: HostView | None = None) -> None:
-        """Starts the internal thread.
-
-        Raises:
-          ValueError: `num_warm` is below 1.
-        """
+        """Starts the internal thread. Raises ValueError if `num_warm` is below 1."""
         if num_warm < 1:
             raise ValueError(f"num_warm must be >= 1, got {num_warm}")
         self.limits = limits or SandboxLimits()
@@ -66,11 +62,8 @@ class Sandbox:
     def open(self, program: Program) -> Iterator["SandboxHandle"]:
         """Yields a sandbox with the compiled program; remaining processes are killed on exit.
 
-        Raises:
-          LanguageError: the sandbox lacks the compiler or interpreter, which is a fault of the row.
-          SandboxError: no sandbox was available, regardless of the program.
-          CompileError: the program does not compile.
-          ValueError: the program is larger than a sandbox's disk.
+        Raises LanguageError if the sandbox lacks the compiler or interpreter, SandboxError if no sandbox was available,
+        CompileError if the program does not compile, and ValueError if it is larger than a sandbox's disk.
         """
         size = sum(map(len, program.files.values()))
         if size > self.limits.disk_bytes:
@@ -209,11 +202,9 @@ class SandboxHandle:
         """Runs one case; on return all its processes are dead.
 
         `timeout_s` returns the case's current timeout while it runs. A sandbox that dies or does not begin the case is
-        the machine's fault: the case is retried in another sandbox.
-
-        Raises:
-          SandboxError: no sandbox was available, or `MAX_STARTS` sandboxes broke.
-          ValueError: the case has a call and the program has no harness, or the reverse.
+        the machine's fault: the case is retried in another sandbox. Raises SandboxError if no sandbox was available, or
+        `MAX_STARTS` sandboxes broke, and ValueError if the case has a call and the program has no harness, or the
+        reverse.
         """
         if (case.call is not None) != (HARNESS in self._program.argv):
             raise ValueError(

@@ -56,12 +56,7 @@ class SandboxProcess:
     """Sandbox that waits for a program. It dies with the thread that starts it."""
 
     def __init__(self, limits: SandboxLimits, view: HostView) -> None:
-        """Starts bubblewrap; `wait_ready` checks the result.
-
-        Raises:
-          OSError: bubblewrap is missing or cannot be started.
-          ValueError: no Python was found, or the filter lacks this machine.
-        """
+        """Starts bubblewrap; `wait_ready` checks the result. Raises OSError or ValueError if it cannot be started."""
         self._limits, self._view = limits, view
         self._mode = bwrap.mode()
         self._channel, theirs = socket.socketpair()
@@ -102,11 +97,7 @@ class SandboxProcess:
         self.python_version = ""
 
     def wait_ready(self) -> None:
-        """Waits until the sandbox is ready for a program.
-
-        Raises:
-          SandboxCrashError: it did not start; the message has bubblewrap's output.
-        """
+        """Waits until the sandbox is ready; raises SandboxCrashError with bubblewrap's output if it did not start."""
         try:
             deadline = time.monotonic() + START_TIMEOUT_S
             info = self._read_info(deadline)
@@ -126,11 +117,7 @@ class SandboxProcess:
         return self._process.poll() is None and not _is_readable(self._channel.fileno(), 0)
 
     def hand_over(self, program: Program) -> None:
-        """Sends the program to the sandbox.
-
-        Raises:
-          SandboxCrashError: the sandbox did not accept it.
-        """
+        """Sends the program to the sandbox. Raises SandboxCrashError if the sandbox did not accept it."""
         head = {
             "names": list(program.files),
             "limits": {**dataclasses.asdict(self._limits), "socket_bytes": _socket_bytes()},
@@ -156,12 +143,10 @@ class SandboxProcess:
     ) -> Outcome:
         """Runs one case; with `keeps`, files that it leaves become part of the program.
 
-        `timeout_s` returns the case's current timeout while it runs; without it, `case.timeout_s` applies.
-
-        Raises:
-          SandboxExhaustedError: the case did not run, because leftovers could not be removed or no process be started.
-          SandboxCrashError: the sandbox died or did not begin the case in time, or the machine ran out of memory. No
-            program within its limits can cause this.
+        `timeout_s` returns the case's current timeout while it runs; without it, `case.timeout_s` applies. Raises
+        SandboxExhaustedError if the case did not run, because leftovers could not be removed or no process be started,
+        and SandboxCrashError if the sandbox died or did not begin the case in time, or the machine ran out of memory.
+        No program within its limits can cause this.
         """
         order = {
             "argv": list(argv),

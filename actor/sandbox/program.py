@@ -138,11 +138,7 @@ class Outcome:
         return self.ended == "exited" and self.code == 0
 
     def result(self) -> Any:
-        """Returns the called function's result.
-
-        Raises:
-          ValueError: the result is missing or not JSON.
-        """
+        """Returns the called function's result. Raises ValueError if the result is missing or not JSON."""
         try:
             said = json.loads(self.returned)
         except (ValueError, RecursionError) as e:  # UnicodeDecodeError is a ValueError

@@ -34,8 +34,7 @@ class Isolation:
 def check_isolation(limits: SandboxLimits | None = None, *, view: HostView | None = None) -> Isolation:
     """Runs programs that try to escape or to leave something behind; takes about a second.
 
-    Raises:
-      SandboxUnavailableError: isolation fails; one line names the cause and the fix.
+    Raises SandboxUnavailableError if isolation fails; one line names the cause and the fix.
     """
     limits, view = limits or SandboxLimits(), view or HostView()
     try:

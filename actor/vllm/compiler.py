@@ -24,9 +24,7 @@ _COMPILE_S = 60.0
 def missing_compiler(environment: Mapping[str, str] = os.environ, *, include: str = "") -> str:
     """Returns the part of the compiler that is missing, in words; empty if a small program compiles.
 
-    Args:
-      environment: CXX names the compiler, as for TorchInductor; else it is g++.
-      include: folder of Python's headers; default: this Python's.
+    As for TorchInductor, CXX in `environment` names the compiler, else it is g++. `include` has Python's headers.
     """
     include = include or sysconfig.get_path("include")
     compiler = shlex.split(environment.get("CXX") or "g++")
@@ -62,10 +60,7 @@ def engine_is_for_cpus() -> bool:
 
 
 def do_without_compiler(environment: MutableMapping[str, str]) -> str:
-    """Turns TorchDynamo off for an engine on a CPU that cannot compile; returns a line about it, or an empty string.
-
-    A variable that is set already stays, whatever its value.
-    """
+    """Turns TorchDynamo off for a CPU engine that cannot compile, unless SWITCH is set; returns a line about it."""
     if SWITCH in environment or not engine_is_for_cpus() or not (missing := missing_compiler(environment)):
         return ""
     environment[SWITCH] = "1"
@@ -76,11 +71,7 @@ def do_without_compiler(environment: MutableMapping[str, str]) -> str:
 
 
 def check_library(name: str = "libnuma.so.1") -> None:
-    """Checks that the shared library that vLLM's kernels for CPUs are linked to is installed.
-
-    Raises:
-      ValueError: it is not, so that no engine can start here.
-    """
+    """Raises ValueError if the shared library that vLLM's kernels for CPUs are linked to is not installed."""
     if not engine_is_for_cpus():
         return
     try:

@@ -63,10 +63,7 @@ class StatLogger:
             self._kv_usage_peak = max(self._kv_usage_peak, self._kv_usage)
 
     def _time_step(self, num_left: int, iteration_stats: Any) -> None:
-        """Adds a step without prompts to the decode speeds; `num_left` requests run after it.
-
-        Its tokens are its running sequences, since there is no speculative decoding.
-        """
+        """Adds a step without prompts to the decode speeds; `num_left` requests run after it."""
         now_s, last_s = self._clock(), self._last_step_s
         self._last_step_s = now_s if num_left else None
         if last_s is None or iteration_stats is None or iteration_stats.num_prompt_tokens:
@@ -131,10 +128,7 @@ def seed_of(seed: int | None, request_id: str) -> int | None:
 
 
 def to_params(sampling: Sampling, *, seed: int | None = None) -> "SamplingParams":
-    """Returns vLLM's parameters for one response: one final output, with the sampled tokens' logprobs.
-
-    With a `seed` the request has its own random state.
-    """
+    """Returns vLLM's parameters for one response; with a `seed` the request has its own random state."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -157,10 +151,8 @@ def to_params(sampling: Sampling, *, seed: int | None = None) -> "SamplingParams
 def to_partial_sample(completion: "CompletionOutput", version: Version | None = None) -> PartialSample:
     """Returns the tokens of one request, finished or not, with logprobs and versions.
 
-    With a `version` (that of the request's adapter) all tokens carry it.
-
-    Raises:
-      EngineDeadError: logprobs or versions do not match the tokens.
+    With a `version` (that of the request's adapter) all tokens carry it. Raises EngineDeadError if logprobs or versions
+    do not match the tokens.
     """
     routing = completion.routed_experts
     num_tokens = len(completion.token_ids)

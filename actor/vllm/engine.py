@@ -94,15 +94,9 @@ class VllmEngine:
     ) -> "VllmEngine":
         """Builds the model and starts the engine's processes. It blocks for long, so call it before an event loop.
 
-        Args:
-          model_folder: Hugging Face folder. Only its config is read, unless its weights are served or adapters are
-            based on them (publish.lora=adapter).
-          config: run configuration.
-          expected: tensors that every snapshot must match (`actor.weights.model_folder.tensor_table`).
-          base: tensors of the folder, with publish.lora=adapter; `expected` then holds the adapters' tensors.
-          has_own_weights: True to load the folder's weights for `serve_own_weights`.
-          seed: base of per-request seeds. None: requests share one random state, so samples depend on concurrent
-            requests.
+        Every snapshot must match the tensors `expected`. With publish.lora=adapter these are the adapters', and `base`
+        has those of the folder. `has_own_weights` loads the folder's weights for `serve_own_weights`. Without a `seed`
+        requests share one random state, so samples depend on concurrent requests.
         """
         set_environment(config)
         report_phase("importing vLLM")
@@ -133,11 +127,7 @@ class VllmEngine:
         )
 
     def for_run(self, config: Config) -> "VllmEngine":
-        """Returns the engine for another run, after the previous run has ended; no weights are served yet.
-
-        Raises:
-          ValueError: the engine was started for another model or with other limits.
-        """
+        """Returns the engine for another run of the same model and limits, without weights."""
         mine, wanted = ((c.model, c.actor, c.publishes_adapters and c.lora) for c in (self._config, config))
         if mine != wanted:
             raise ValueError("an engine serves another run only if its sections model, actor and lora are the same")
@@ -152,11 +142,7 @@ class VllmEngine:
         )
 
     async def serve_own_weights(self, version: Version) -> None:
-        """Serves the folder's weights under a version.
-
-        Raises:
-          ValueError: the engine was started without them.
-        """
+        """Serves the folder's weights under a version. Raises ValueError if the engine was started without them."""
         if not self._has_own_weights:
             raise ValueError("the engine was started without the folder's weights; it serves snapshots")
         await self._llm.update_weight_version(str(version))
@@ -201,15 +187,7 @@ class VllmEngine:
         priority: int,
         begun: PartialSample | None = None,
     ) -> Sample:
-        """Samples one response. Lower priority values are scheduled first. Cancellation aborts the request.
-
-        `begun` holds the response's first tokens; their keys and values are computed again.
-
-        Raises:
-          AbortedError: the request was aborted; the error has what was sampled.
-          ValueError: vLLM rejects the request, or no weights are loaded yet.
-          EngineDeadError: the engine is dead.
-        """
+        """Samples one response (`Engine.sample`); the keys and values of `begun` are computed again."""
         if self._version is None:
             raise ValueError("the engine has no weights of this run yet")
         parts = [begun] if begun is not None else []
@@ -287,12 +265,7 @@ class VllmEngine:
         await self._llm.abort(request_id)
 
     async def swap_weights(self, path: pathlib.Path, manifest: WeightManifest) -> SwapTimings:
-        """Checks and stages while generating, then pauses, loads, verifies and resumes; or loads an adapter.
-
-        Raises:
-          WeightLoadError: the snapshot does not fit the model; the old weights are still served.
-          EngineDeadError: the update failed midway; the engine must be restarted.
-        """
+        """Updates the weights, or loads an adapter; raises as `Engine.swap_weights`."""
         async with self._swap_lock:
             if self._adapters is None:
                 timings = await self._updates.swap(path, manifest)
@@ -307,12 +280,7 @@ class VllmEngine:
             return timings
 
     async def share_devices(self, folder: pathlib.Path, name: str) -> None:
-        """Lets the workers hold the devices that they share with a trainer, except in sleep.
-
-        Args:
-          folder: run folder.
-          name: name of the locks (`bridge.device_turns`).
-        """
+        """Lets the workers hold the devices that they share with a trainer, except in sleep (`bridge.device_turns`)."""
         self._shared_as = (str(folder), name)
         await self._llm.collective_rpc("hold_devices", args=self._shared_as)
 

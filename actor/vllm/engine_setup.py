@@ -1,8 +1,5 @@
 """Settings before and during vLLM's start; imports neither torch nor vllm at module level.
 
-On a CPU vLLM puts the path of PyTorch's OpenMP into LD_PRELOAD, which splits at spaces and colons. TorchInductor passes
-PyTorch's folders to the compiler unquoted.
-
 An engine on one GPU has two processes: vLLM's front end here, scheduler and model in a child. On a CPU vLLM would run
 the model in a third process, only to bind its threads. Each process imports vLLM, which dominates startup (on one core
 8 s of about 30 s CPU time). So here the model shares the scheduler's process, which gets the third one's cores and
@@ -41,11 +38,7 @@ if TYPE_CHECKING:
 def engine_arguments(
     model_folder: pathlib.Path, config: Config, *, has_own_weights: bool, is_seeded: bool
 ) -> "AsyncEngineArgs":
-    """Returns vLLM's arguments for a run's engine; see `VllmEngine.start`.
-
-    Weights of the folder are loaded only if they are served or are the base of adapters. Otherwise the first snapshot
-    brings all weights, and nothing is sampled before it.
-    """
+    """Returns vLLM's arguments; the folder's weights are loaded only if they are served or the base of adapters."""
     from vllm import AsyncEngineArgs
     from vllm.config import WeightTransferConfig
     from vllm.platforms import current_platform
@@ -90,13 +83,10 @@ _UNSAFE = re.compile(r"[^\w@%+=,./-]")
 
 
 def import_through_link(path: list[str]) -> None:
-    """Replaces the import path entry that holds PyTorch with a symbolic link, if it has an unsafe character.
+    """Replaces the entry of `path` (`sys.path`) that holds PyTorch with a symbolic link, if it is unsafe.
 
-    Call it before PyTorch is imported. Processes spawned by multiprocessing inherit the path. The link is removed at
-    exit.
-
-    Args:
-      path: `sys.path`, changed in place.
+    vLLM puts PyTorch's OpenMP into LD_PRELOAD, which splits at spaces and colons, and TorchInductor passes PyTorch's
+    folders to the compiler unquoted. Call it before PyTorch is imported. Spawned processes inherit the path.
     """
     for index, entry in enumerate(path):
         if not _UNSAFE.search(entry) or not (pathlib.Path(entry) / "torch").is_dir():
@@ -215,11 +205,7 @@ def engine_config(arguments: "AsyncEngineArgs") -> "VllmConfig":
 
 @contextlib.contextmanager
 def bound_threads(config: "VllmConfig") -> Iterator[None]:
-    """Sets cores and thread count for an engine started within the context, in environment variables.
-
-    Applies only on a CPU and only if the model shares the scheduler's process. Uses vLLM's own rules
-    (VLLM_CPU_OMP_THREADS_BIND).
-    """
+    """Sets an engine's cores and threads in the environment by vLLM's own rules, on a CPU without a worker process."""
     from vllm.utils.ompmultiprocessing import OMPProcessManager
     from vllm.v1.executor.uniproc_executor import UniProcExecutor
 

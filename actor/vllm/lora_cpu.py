@@ -44,11 +44,7 @@ class GroupedCpuLora(PunicaWrapperCPU):
 
 
 def tokens_by_place(places: torch.Tensor) -> TokensByPlace:
-    """Returns the adapter slots in use, ascending, with their tokens.
-
-    Args:
-      places: [tokens], adapter slot of each token, -1 without an adapter.
-    """
+    """Returns the adapter slots in use, ascending, with their tokens; `places` [tokens] has -1 without an adapter."""
     used = places.unique().tolist()
     if len(used) == 1:
         return [(used[0], None)] if used[0] >= 0 else []
@@ -58,12 +54,7 @@ def tokens_by_place(places: torch.Tensor) -> TokensByPlace:
 def shrink(y: torch.Tensor, x: torch.Tensor, stack: torch.Tensor, scale: float, used: TokensByPlace) -> None:
     """Sets `y = scale * x A^T` with each token's A, in y's dtype; tokens without an adapter keep their y.
 
-    Args:
-      y: [tokens, rank].
-      x: [tokens, inputs].
-      stack: [slots, 1, rank, inputs].
-      scale: factor of the product.
-      used: adapter slots with their tokens.
+    y: [tokens, rank], x: [tokens, inputs], stack of the A: [slots, 1, rank, inputs].
     """
     for place, tokens in used:
         a = stack[place, 0].to(y.dtype)
@@ -76,12 +67,7 @@ def shrink(y: torch.Tensor, x: torch.Tensor, stack: torch.Tensor, scale: float, 
 def expand(y: torch.Tensor, x: torch.Tensor, stack: torch.Tensor, used: TokensByPlace, *, adds: bool) -> None:
     """Adds `x B^T` with each token's B to y, in y's dtype; tokens without an adapter keep their y.
 
-    Args:
-      y: [tokens, outputs].
-      x: [tokens, rank].
-      stack: [slots, 1, outputs, rank].
-      used: adapter slots with their tokens.
-      adds: True to add the product to y, False to replace y.
+    y: [tokens, outputs], x: [tokens, rank], stack of the B: [slots, 1, outputs, rank]. Without `adds` it replaces y.
     """
     for place, tokens in used:
         b = stack[place, 0].to(y.dtype)

@@ -75,10 +75,7 @@ class Adapters:
     def __init__(
         self, llm: "AsyncLLM", config: Config, *, expected: TensorTable, base: TensorTable, folder: pathlib.Path
     ) -> None:
-        """Starts without a served version.
-
-        `expected`: tensors that every adapter snapshot must hold. `base`: tensors of the base model in `folder`.
-        """
+        """`expected`: tensors that every adapter snapshot must hold. `base`: tensors of the base model in `folder`."""
         self._llm, self._expected, self._base, self._folder = llm, expected, base, folder
         self._settings = peft_settings(config.lora)
         self._limit = 1 if config.publish.at_publish == "abort_and_resume" else MAX_ADAPTERS
@@ -124,12 +121,7 @@ class Adapters:
         return moves
 
     async def swap(self, path: pathlib.Path, manifest: WeightManifest) -> SwapTimings:
-        """Loads and verifies a version's adapter, which all new requests then use.
-
-        Raises:
-          WeightLoadError: the engine rejected the adapter and still serves the previous one.
-          EngineDeadError: the engine is dead.
-        """
+        """Loads and verifies a version's adapter, which all new requests then use; raises as `Engine.swap_weights`."""
         from vllm.v1.engine.exceptions import EngineDeadError as VllmDeadError
 
         start = time.perf_counter()

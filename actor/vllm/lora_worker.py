@@ -21,12 +21,7 @@ from bridge.param_names import A, B, base_names
 def load_adapter(
     model_runner: Any, number: int, tensors: Mapping[str, torch.Tensor], settings: Mapping[str, Any]
 ) -> None:
-    """Loads an adapter under a number, and verifies it.
-
-    Raises:
-      RuntimeError: the served tensors differ from the snapshot.
-      ValueError: vLLM rejects the adapter.
-    """
+    """Loads an adapter under a number, and verifies it. Raises ValueError if vLLM rejects the adapter."""
     manager = model_runner.lora_manager._adapter_manager
     helper = PEFTHelper.from_dict(dict(settings))
     helper.validate_legal(manager.lora_config)
@@ -50,8 +45,7 @@ def load_adapter(
 def verify_adapter(manager: Any, number: int, tensors: Mapping[str, torch.Tensor], *, scale: float) -> None:
     """Compares all that the kernels read of an adapter with the snapshot; positions without a tensor must be zero.
 
-    Raises:
-      RuntimeError: a tensor is served wrongly, or by no layer.
+    Raises RuntimeError if a tensor is served wrongly, or by no layer.
     """
     place = manager.lora_index_to_id.index(number)
     wanted, proved = base_names(tensors), set[str]()
@@ -75,11 +69,7 @@ def verify_adapter(manager: Any, number: int, tensors: Mapping[str, torch.Tensor
 
 
 def verify_base(model: torch.nn.Module, folder: pathlib.Path, table: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
-    """Compares the base weights that vLLM read from a folder with the folder's tensors.
-
-    Raises:
-      RuntimeError: the engine serves other weights.
-    """
+    """Raises RuntimeError if the base weights that vLLM read from a folder differ from the folder's tensors."""
     verify_served(model, _Folder(folder, table), seed=0)
 
 

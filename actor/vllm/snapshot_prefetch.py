@@ -26,11 +26,7 @@ class PreparedSnapshot:
     """Mapped snapshot; its file cannot be overwritten while the mapping exists."""
 
     def __init__(self, path: str, manifest: WeightManifest) -> None:
-        """Maps the snapshot.
-
-        Raises:
-          SnapshotError: the snapshot is not at `path`.
-        """
+        """Maps the snapshot. Raises SnapshotError if the snapshot is not at `path`."""
         self.manifest = manifest
         self.tensors = mapped(path, manifest)
         """All tensors by name; empty after `drop`."""
@@ -92,11 +88,7 @@ class SnapshotPrefetcher:
         """Requests up to this number are too late: their snapshot would never be taken, and its file never released."""
 
     def prepare(self, request: int, path: str, manifest: WeightManifest) -> PreparedSnapshot | None:
-        """Maps a snapshot, which replaces the held one; returns None if the request is too late.
-
-        Raises:
-          SnapshotError: the snapshot is not at `path`.
-        """
+        """Maps a snapshot (`mapped`), which replaces the held one; returns None if the request is too late."""
         with self._lock:
             if request <= self._late:
                 return None
@@ -153,11 +145,7 @@ def _cores(task: int) -> set[int]:
 
 
 def mapped(path: str, manifest: WeightManifest) -> dict[str, torch.Tensor]:
-    """Returns views of a snapshot's tensors by name, without copies.
-
-    Raises:
-      SnapshotError: the snapshot is not at `path`.
-    """
+    """Returns views of a snapshot's tensors by name; raises SnapshotError if the snapshot is not at `path`."""
     return {name: _as_torch(array) for name, array in map_tensors(path, manifest).items()}
 
 

@@ -74,9 +74,7 @@ class Staged:
 def stage(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor], stopped: threading.Event) -> Staged:
     """Loads a snapshot into a twin of the model with vLLM's own code; reads the model only.
 
-    Raises:
-      NotStageableError: the snapshot must be loaded in the pause.
-      StagingStoppedError: `stopped` was set.
+    Raises NotStageableError if the snapshot must be loaded in the pause, and StagingStoppedError if `stopped` was set.
     """
     check_stageable(model)
     left = frozenset(name for name in tensors if name.startswith(expert_prefixes(model)))
@@ -169,10 +167,7 @@ class _ShadowModel:
         return new
 
     def forget_loaders(self) -> None:
-        """Clears the new parameters' loaders, which refer to the twin that holds the parameter.
-
-        Garbage collection of such cycles is rare in an engine: each snapshot would leak its embedding and packed head.
-        """
+        """Clears the new parameters' loaders: each makes a cycle, which would leak the embedding and packed head."""
         for _, twin in self.pairs:
             for new in twin._parameters.values():
                 if new is not None:
@@ -181,9 +176,8 @@ class _ShadowModel:
     def pack(self, stopped: threading.Event) -> None:
         """Packs the loaded matrices as vLLM does after loading a layer.
 
-        Raises:
-          NotStageableError: packing changed more of a layer than its kernel and parameters.
-          StagingStoppedError: `stopped` was set.
+        Raises NotStageableError if packing changed more of a layer than its kernel and parameters, and
+        StagingStoppedError if `stopped` was set.
         """
         self._tensors.clear()  # frees each matrix once it is packed
         kernels: dict[int, Any] = {}

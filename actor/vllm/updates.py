@@ -1,7 +1,4 @@
-"""In-flight updates of all weights, front-end side: check and stage while generating, then pause and load.
-
-`actor.vllm.worker` has the worker side.
-"""
+"""In-flight updates of all weights, front-end side (`actor.vllm.worker`): check and stage, then pause and load."""
 
 import asyncio
 import pathlib
@@ -41,12 +38,7 @@ class WeightUpdates:
         """Failure of an update; nothing may be sampled after it."""
 
     async def swap(self, path: pathlib.Path, manifest: WeightManifest) -> SwapTimings:
-        """Checks and stages while generating, then pauses, loads, verifies and resumes.
-
-        Raises:
-          WeightLoadError: the snapshot does not fit the model; the old weights are still served.
-          EngineDeadError: the update failed midway; the engine must be restarted.
-        """
+        """Checks and stages while generating, then pauses, loads, verifies and resumes (`Engine.swap_weights`)."""
         from vllm.v1.engine.exceptions import EngineDeadError as VllmDeadError
 
         start = time.perf_counter()
@@ -91,11 +83,7 @@ class WeightUpdates:
         return control
 
     async def _prepare(self, control: WorkerChannel, path: pathlib.Path, manifest: WeightManifest) -> None:
-        """Checks and stages the snapshot in all workers; on timeout it is loaded in the pause instead.
-
-        Raises:
-          SnapshotError: a worker rejected the snapshot.
-        """
+        """Checks and stages the snapshot in all workers before the pause; raises SnapshotError if one rejects it."""
         try:
             said = await asyncio.to_thread(control.ask, str(path), codec.encode(manifest), timeout_s=self._stage_s)
         except TimeoutError:  # loaded in the pause
@@ -108,9 +96,8 @@ class WeightUpdates:
     async def _load(self, path: pathlib.Path, manifest: WeightManifest, *, last_request: int) -> float:
         """Pauses, loads, verifies and resumes; returns the load time in seconds.
 
-        With abort_and_resume all requests are aborted here, including queued ones. vLLM first delivers all their
-        tokens; `VllmEngine.sample` keeps them and restarts the requests on the new weights. No request remains, so the
-        prompt cache can be dropped.
+        With abort_and_resume all requests are aborted; `VllmEngine.sample` keeps their tokens and restarts them on the
+        new weights. No request remains, so the prompt cache can be dropped.
         """
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 

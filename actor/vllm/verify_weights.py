@@ -6,9 +6,8 @@ A matrix is [out, in]. Column-parallel layers hold some of its rows, row-paralle
 layers a range of rows. With fewer key-value heads than processes, several processes hold the same head.
 
 A matrix is tested through the kernel that serves it, because on a CPU the parameter itself is repacked. Its product
-with unit vectors must equal the snapshot's columns bit for bit, since all other summands are zero. Embeddings, norms
-and biases are compared directly. Tested rows and columns change per update and include the first and the last. With
-tensor parallelism each process verifies its own part, before the reduction over processes.
+with unit vectors must equal the snapshot's columns bit for bit, since all other summands are zero. With tensor
+parallelism each process verifies its own part, before the reduction over processes.
 """
 
 import logging
@@ -63,11 +62,7 @@ logger = logging.getLogger(f"vllm.{__name__}")
 
 
 def verify_served(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor], *, seed: int) -> None:
-    """Compares what this process's part of the model computes with the snapshot.
-
-    Raises:
-      RuntimeError: a tensor is served wrongly, or by no layer.
-    """
+    """Raises RuntimeError if this process's part of the model differs from the snapshot, or a tensor has no layer."""
     proof = _Verification(model, tensors, seed)
     for full_name, layer in model.named_modules():
         module: Any = layer  # attributes depend on its class

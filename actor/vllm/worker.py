@@ -102,11 +102,7 @@ class SnapshotTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
         self._next.close()
 
     def _prepare(self, next_: SnapshotPrefetcher, request: int, path: str, encoded: bytes) -> None:
-        """Checks and stages a snapshot, in the channel's thread; does nothing if the request is too late.
-
-        Raises:
-          SnapshotError: the snapshot is not at `path`, or does not fit the model; nothing was changed.
-        """
+        """Checks and stages a snapshot in the channel's thread; raises SnapshotError if it does not fit the model."""
         manifest = codec.decode(WeightManifest, encoded)
         self._check(manifest)
         if prepared := next_.prepare(request, path, manifest):
@@ -122,11 +118,7 @@ class SnapshotTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
         self._next.drop()
 
     def receive_weights(self, update_info: UpdateInfo) -> None:
-        """Loads a snapshot, prepared or not, and verifies it.
-
-        Raises:
-          RuntimeError: the engine does not serve the snapshot and must stop.
-        """
+        """Loads a snapshot, prepared or not, and verifies it; after a RuntimeError the engine must stop."""
         manifest = codec.decode(WeightManifest, update_info.manifest)
         snapshot = self._next.take(update_info.last_request, manifest)
         if snapshot is None:

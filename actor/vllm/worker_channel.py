@@ -42,11 +42,7 @@ class WorkerChannel:
         self._asking = threading.Lock()
 
     def connect(self, num_workers: int) -> None:
-        """Waits until all workers are connected.
-
-        Raises:
-          WorkerChannelLostError: workers did not connect within _CONNECT_S.
-        """
+        """Waits until all workers are connected; raises WorkerChannelLostError after _CONNECT_S."""
         self._listening.settimeout(_CONNECT_S)
         try:
             while len(self._workers) < num_workers:
@@ -59,17 +55,11 @@ class WorkerChannel:
             self._stop_listening()
 
     def ask(self, path: str, manifest: bytes, *, timeout_s: float) -> list[str]:
-        """Sends a request to all workers and returns their answers.
+        """Sends a request (snapshot, encoded `WeightManifest`) to all workers and returns their answers.
 
-        Args:
-          path: path of the snapshot.
-          manifest: encoded `WeightManifest`.
-          timeout_s: limit for all workers together, in seconds; 0 accepts only answers that have arrived.
-
-        Raises:
-          TimeoutError: a worker did not read the request or answer in time. Its late answer is never taken for another,
-            and it reads an unsent request first.
-          WorkerChannelLostError: a worker has exited.
+        `timeout_s` is for all workers together; 0 accepts only answers that have arrived. Raises TimeoutError if a
+        worker did not read the request or answer in time: its late answer is never taken for another, and it reads an
+        unsent request first. Raises WorkerChannelLostError if a worker has exited.
         """
         where = path.encode()
         deadline = time.monotonic() + timeout_s
@@ -109,11 +99,7 @@ class _WorkerConnection:
         self._unread = bytearray()
 
     def send(self, message: bytes, deadline: float) -> None:
-        """Sends a message after the rest of the previous one; if the rest times out, this message is never sent.
-
-        Raises:
-          TimeoutError, BlockingIOError: the message is not fully sent.
-        """
+        """Sends a message after the rest of the previous one; if the rest times out, this message is never sent."""
         self._finish(deadline)
         self._unsent = memoryview(message)
         self._finish(deadline)
@@ -124,11 +110,7 @@ class _WorkerConnection:
             self._unsent = self._unsent[self.connection.send(self._unsent) :]
 
     def answer(self, number: int, deadline: float) -> str:
-        """Returns the answer to a request; skips answers to earlier ones.
-
-        Raises:
-          TimeoutError, BlockingIOError: the answer has not arrived.
-        """
+        """Returns the answer to a request; skips answers to earlier ones."""
         while True:
             _fill(self._unread, _ANSWER.size, self.connection, deadline)
             found, length = _ANSWER.unpack_from(self._unread)
@@ -143,10 +125,7 @@ class _WorkerConnection:
 def listen(address: str, handle: Handler) -> socket.socket:
     """Starts the worker's thread, which passes each request to `handle` until either side closes; returns the socket.
 
-    An exception of `handle` is the answer.
-
-    Raises:
-      OSError: the front end does not listen at `address`.
+    An exception of `handle` is the answer. Raises OSError if the front end does not listen at `address`.
     """
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(address)

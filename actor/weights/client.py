@@ -1,10 +1,7 @@
 """Weight client: an actor's side of in-flight updates (PipelineRL, section 4): prefetch and verify, then swap.
 
-A version is fetched and verified while the engine generates, so that only the load pauses it.
-
-A faulty snapshot is rejected before any tensor changes, and the previous version is still served. A rejected snapshot
-is retried with growing pauses: the copy may be at fault, and in round mode the learner publishes nothing newer until
-this actor has served.
+A rejected snapshot is retried with growing pauses, while the previous version is still served: the copy may be at
+fault, and in round mode the learner publishes nothing newer until this actor has served.
 """
 
 import pathlib
@@ -122,9 +119,7 @@ class WeightClient:
     async def swap(self, manifest: WeightManifest) -> bool:
         """Puts a prefetched version into service; returns False if the engine rejected it and serves the old one.
 
-        Raises:
-          ValueError: `manifest` is not what `prefetch` returned.
-          EngineDeadError: the update failed midway.
+        Raises ValueError if `prefetch` returned another manifest, and EngineDeadError if the update failed midway.
         """
         if self._file is None or manifest != self._held:
             raise ValueError(f"swap: expected the manifest that prefetch returned ({self._held}), got {manifest}")

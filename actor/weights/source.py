@@ -39,8 +39,7 @@ class LocalCopy:
     def __init__(self, snapshots: pathlib.Path, actor: str) -> None:
         """Creates the folder, and removes folders of dead actors of this run.
 
-        Raises:
-          ValueError: another live process has this name, or another user's folder is in its place.
+        Raises ValueError if another live process has this name, or another user's folder is in its place.
         """
         sweep(snapshots)
         self._folder = _folder(snapshots, actor)
@@ -116,8 +115,7 @@ class WeightSource(Protocol):
     async def announced(self) -> WeightManifest | None:
         """Returns the announced version's manifest; None before the first. Only `fetch` verifies it.
 
-        Raises:
-          SnapshotError: the manifest is unreadable, or older than a fetched one.
+        Raises SnapshotError if the manifest is unreadable, or older than a fetched one.
         """
         ...
 
@@ -126,9 +124,7 @@ class WeightSource(Protocol):
 
         It ends soon after cancellation and keeps the data received.
 
-        Raises:
-          SupersededError: another version is announced now; take that.
-          SnapshotError: this version must not be served.
+        Raises SupersededError if another version is announced now, and SnapshotError if this one must not be served.
         """
         ...
 

@@ -149,10 +149,7 @@ class _Opponent(Bracketed):
 
 
 def _check_players(game: str, state: Any, num_players: int) -> None:
-    """Raises ValueError for a player count that the game accepts but cannot be played with.
-
-    Some games always assume two players, or let one player play a multiplayer game, and break later.
-    """
+    """Raises ValueError for a player count that the game accepts but with which it breaks later."""
     wanted = 1 if isinstance(state, textarena.SinglePlayerState) else max(2, state.num_players)
     if num_players != wanted:
         raise ValueError(f"{game} is played by {wanted} players, not by {num_players}")

@@ -1,4 +1,1 @@
-"""Verifiers by module: `score(response, task, context)`.
-
-They run in worker processes (`../verifier_worker.py`), which `../verifier_pool.py` kills when they hang.
-"""
+"""Verifiers by module: `score(response, task, context)`."""

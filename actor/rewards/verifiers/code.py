@@ -57,8 +57,7 @@ def is_returned(got: Any, wanted: Any, compare: Compare, tolerance: float) -> bo
 def as_json(value: Any) -> Any:
     """Returns a value after a round trip through JSON, because rows may write expected values in another form.
 
-    Raises:
-      ValueError: the value has no JSON form.
+    Raises ValueError if the value has no JSON form.
     """
     try:
         return json.loads(json.dumps(value))
@@ -125,8 +124,7 @@ def view_of(settings: RewardsConfig) -> HostView:
 def open_sandbox(settings: RewardsConfig) -> Sandbox:
     """Returns this process's sandboxes, created at the first call after an isolation test.
 
-    Raises:
-      SandboxUnavailableError: this machine cannot isolate programs; no program runs.
+    Raises SandboxUnavailableError if this machine cannot isolate programs; no program runs.
     """
     limits, view = limits_of(settings), view_of(settings)
     if (limits, view) not in _open:
@@ -144,11 +142,7 @@ def close() -> None:
 
 
 def prepare(settings: RewardsConfig) -> None:
-    """Creates this process's sandboxes, so that the first response does not wait.
-
-    Raises:
-      SandboxUnavailableError: this machine cannot isolate programs; the message has the cause.
-    """
+    """Creates this process's sandboxes, so that the first response does not wait; raises as `open_sandbox`."""
     open_sandbox(settings)
 
 
@@ -158,10 +152,8 @@ def score(response: Response, task: Task, context: Context) -> Score:
     With `rewards.code_partial` a failure scores the fraction of cases passed before it; its verdict is unchanged. A
     response without a program, or whose program does not compile, is wrong. Expected results never enter the sandbox.
 
-    Raises:
-      ValueError: the row's test cases are invalid (LanguageError: their language is unavailable).
-      SandboxError: no sandbox was available.
-      SandboxUnavailableError: this machine cannot isolate programs.
+    Raises ValueError if the row's test cases are invalid (LanguageError: their language is unavailable), SandboxError
+    if no sandbox was available, and SandboxUnavailableError if this machine cannot isolate programs.
     """
     tests = code_tests.read(json.loads(task.metadata))
     settings = context.settings

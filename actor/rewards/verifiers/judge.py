@@ -92,10 +92,8 @@ class Judge:
     ) -> None:
         """Reads key and template. A colocated judge's address is in the config (`launch.services.judge_server`).
 
-        `failure` returns the reason that the judge is permanently gone; empty while it may return.
-
-        Raises:
-          ValueError: the judge has no URL, or its key or template file is unusable.
+        `failure` returns the reason that the judge is permanently gone; empty while it may return. Raises ValueError if
+        the judge has no URL, or its key or template file is unusable.
         """
         if not config.url:
             raise ValueError("no judge: set judge.url or judge.colocate")
@@ -115,10 +113,8 @@ class Judge:
     async def score(self, response: Response, task: Task) -> Score:
         """Returns the judge's score of a response's answer, in [0, 1]; the verdict is ok above 0.
 
-        A response that ends within its thinking has no answer: it scores 0 without a request.
-
-        Raises:
-          VerifierError: on every attempt the judge was unreachable, rejected the request, or gave no readable score.
+        A response that ends within its thinking has no answer: it scores 0 without a request. Raises VerifierError if
+        on every attempt the judge was unreachable, rejected the request, or gave no readable score.
         """
         if not response.is_thinking_finished:
             return Score(value=0.0, verdict="wrong")

@@ -31,10 +31,8 @@ def judge_messages(
     The response is enclosed in markers with a nonce per request, so that it cannot close them. Control tokens in it are
     broken up, so that it cannot begin a message. The template is filled in one pass: braces and placeholders in a
     response are plain text. A model may still believe text in the response. The system prompt asks it not to, and a
-    score is always a number within its bounds.
-
-    Raises:
-      ValueError: the template has a question, but the task's metadata has none.
+    score is always a number within its bounds. Raises ValueError if the template has a question, but the task's
+    metadata has none.
     """
     nonce = secrets.token_hex(8)
     values = {
@@ -75,11 +73,7 @@ def _question(task: Task) -> str:
 
 
 def read_template(config: JudgeConfig) -> str:
-    """Returns the request template, from the config or its file.
-
-    Raises:
-      ValueError: the file is unusable.
-    """
+    """Returns the request template, from the config or its file. Raises ValueError if the file is unusable."""
     if not config.template.startswith("@"):
         return config.template
     try:
@@ -106,11 +100,7 @@ class JudgeParseError(ValueError):
 
 
 def raw_score(text: str, config: JudgeConfig) -> float:
-    """Returns the number that an answer gives, unscaled.
-
-    Raises:
-      JudgeParseError: the answer gives none.
-    """
+    """Returns the number that an answer gives, unscaled. Raises JudgeParseError if the answer gives none."""
     text = thinking.DEFAULT.split(text).answer[-MAX_CHARS:]
     number = {"json": _by_json, "regex": _by_pattern, "verdict": _by_word}[config.parser](text, config)
     if not math.isfinite(number):

@@ -173,10 +173,7 @@ def score(response: Response, task: Task, context: Context) -> Score:
     where to search the answer: {"answer_in": "conclusion" (default), "text" or "number"} (`prompts.answer_in`).
 
     The library's own time limits are off, because they depend on the machine's load. CPU time is limited instead
-    (`cpu_time.MAX_CPU_S`).
-
-    Raises:
-      ValueError: the task's answer states nothing.
+    (`cpu_time.MAX_CPU_S`). Raises ValueError if the task's answer states nothing.
     """
     del context
     gold = _gold(task.answer)
@@ -243,11 +240,7 @@ def canonical(text: str, parsed: Sequence[Any]) -> str:
     """Returns a form that equal answers share: whole numbers exactly, others to six significant digits.
 
     Six digits match the comparison (`RELATIVE_TOLERANCE`). Wrong answers that are equal in another way, such as x(x+1)
-    and x^2+x, count as two; right answers all take the reference form.
-
-    Args:
-      text: the answer, used if nothing was parsed or its form takes too long.
-      parsed: the library's parsed objects.
+    and x^2+x, count as two. Without parsed objects, or if their form takes too long, it is the text.
     """
     written = answer_key("".join((text or next((str(p) for p in parsed), "")).split()))
     value = next((p for p in parsed if isinstance(p, sympy.Basic)), None)

@@ -70,12 +70,8 @@ def extract_answer(text: str, *, is_cut: bool = False, in_words: bool = False) -
     nothing. Boxes joined by "and" or "or" are one list. Without a mark it is the last "the answer is ..." or "Answer:
     ..." that an expression follows. Without that it is the whole text, if that is one line without words.
 
-    In a truncated text only whole sentences and lines, and closed boxes and tags count: 3.14 may be half a number.
-
-    Args:
-      text: the response.
-      is_cut: True if the response was truncated.
-      in_words: True if the answer may be words, as `yes` or `option C`; these are read up to a comma.
+    In a truncated text (`is_cut`) only whole sentences and lines, and closed boxes and tags count: 3.14 may be half a
+    number. With `in_words` the answer may be words, as `yes` or `option C`, which are read up to a comma.
     """
     text = _collapsed(text)
     whole = _whole_sentences(text) if is_cut else text

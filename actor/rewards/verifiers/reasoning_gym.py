@@ -41,10 +41,7 @@ def score(response: Response, task: Task, context: Context) -> Score:
 
     It scores the text in the last <answer>...</answer>, the library's convention for a response that reasons first,
     else the whole stripped response. Some families give partial credit for any text, so only full credit counts as
-    right.
-
-    Raises:
-      ValueError: the metadata names no task family.
+    right. Raises ValueError if the metadata names no task family.
     """
     del context
     entry = json.loads(task.metadata)

@@ -25,10 +25,8 @@ def score_format(response: Response, task: Task, context: Context) -> float:
     """Returns 1 if the assistant's whole message, stripped, matches the pattern, else 0.
 
     The message begins with the prefilled text, such as `<think>`, and shows special tokens as text. The pattern is the
-    row's (metadata "format"), or `rewards.format_pattern`. A match that exceeds `cpu_time.MAX_CPU_S` scores 0.
-
-    Raises:
-      ValueError: there is no pattern, or it is no regular expression.
+    row's (metadata "format"), or `rewards.format_pattern`. A match that exceeds `cpu_time.MAX_CPU_S` scores 0. Raises
+    ValueError if there is no pattern, or it is no regular expression.
     """
     pattern = json.loads(task.metadata).get("format") or context.settings.format_pattern
     if not pattern:

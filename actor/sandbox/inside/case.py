@@ -128,10 +128,8 @@ def run(order, content, uid, limits, host):
     """Runs one case; returns (head, stdout, stderr, returned). `order` has argv, environment, timeout_s etc.
 
     `host.began()` is called when the clock starts. While the case runs, `host.timeout_s()` returns a new timeout
-    whenever `host.fileno()` is readable.
-
-    Raises:
-      CaseNotRunError: leftovers cannot be removed, or no process can be started.
+    whenever `host.fileno()` is readable. Raises CaseNotRunError if leftovers cannot be removed, or no process can be
+    started.
     """
     stdin, call = order["blobs"]
     says, say = os.pipe()

@@ -14,11 +14,7 @@ def pack(head, blobs=()):
 
 
 def unpack(text, body):
-    """Returns head and byte strings of a message.
-
-    Raises:
-      ValueError: the message is malformed.
-    """
+    """Returns head and byte strings of a message. Raises ValueError if the message is malformed."""
     try:
         head = json.loads(text)
     except RecursionError as e:

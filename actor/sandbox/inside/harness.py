@@ -49,10 +49,7 @@ def main() -> None:
 
 
 def starter(code):
-    """Returns undefined names of a program that modules of `STARTER` have, the first module first; not builtins.
-
-    Definitions and imports of the program override them.
-    """
+    """Returns undefined names of a program that modules of `STARTER` have, the first module first; not builtins."""
     used, codes = set(), [code]
     while codes:
         one = codes.pop()

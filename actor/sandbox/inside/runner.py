@@ -75,19 +75,14 @@ class Host:
         return self._channel.fileno()
 
     def timeout_s(self):
-        """Returns the timeout that the host sent.
-
-        Raises:
-          SealedError: the host disconnected.
-        """
+        """Returns the timeout that the host sent. Raises SealedError if the host disconnected."""
         return receive(self._channel)[0]["timeout_s"]
 
 
 def _compiled(uid, limits):
     """Returns the working directory's files, read by a child process with the program's privileges.
 
-    Raises:
-      case.CaseNotRunError: the files cannot be read.
+    Raises case.CaseNotRunError if the files cannot be read.
     """
     read, write = os.pipe()
     pid = os.fork()
@@ -113,11 +108,7 @@ def _compiled(uid, limits):
 
 
 def receive(channel):
-    """Returns a message from the host.
-
-    Raises:
-      SealedError: the host disconnected, or the message is too large.
-    """
+    """Returns a message from the host. Raises SealedError if the host disconnected, or the message is too large."""
     head_bytes, body_bytes = frames.LENGTHS.unpack(_read(channel, frames.LENGTHS.size))
     if head_bytes > frames.MAX_HEAD_BYTES or body_bytes > MAX_BODY_BYTES:
         raise SealedError

@@ -13,8 +13,7 @@ _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 def prepare(files):
     """Recreates the writable directories with only `files`, which are (path, mode, content).
 
-    Raises:
-      OSError: leftovers cannot be removed.
+    Raises OSError if leftovers cannot be removed.
     """
     for place in (SCRATCH, SHARED):
         clean(place)
@@ -70,8 +69,7 @@ def _free_name(top, number):
 def collect_outputs(max_bytes):
     """Returns (path, mode, content) of each regular file in the working directory.
 
-    Raises:
-      OSError: the files exceed `max_bytes`.
+    Raises OSError if the files exceed `max_bytes`.
     """
     found, num_bytes = [], 0
     for folder, _, names in os.walk(WORK):
