@@ -79,10 +79,7 @@ class Sampler:
             request_id = f"{ticket.id}.{index}+{attempt}"
 
     def usable(self, ticket: Ticket) -> dict[int, RequestProgress]:
-        """Returns the requests of a ticket's progress to continue, by index.
-
-        The others restart: those of newer weights than the served ones, of abandoned weights, and stale ones.
-        """
+        """Returns the requests of a ticket's progress to continue, by index; the others restart."""
         progress, served, oldest = progress_of(ticket), self._engine.version, self._oldest_step
         if progress is None or served is None or not progress.fits(ticket):
             return {}

@@ -202,9 +202,8 @@ class SandboxHandle:
         """Runs one case; on return all its processes are dead.
 
         `timeout_s` returns the case's current timeout while it runs. A sandbox that dies or does not begin the case is
-        the machine's fault: the case is retried in another sandbox. Raises SandboxError if no sandbox was available, or
-        `MAX_STARTS` sandboxes broke, and ValueError if the case has a call and the program has no harness, or the
-        reverse.
+        the machine's fault: the case is retried in another sandbox. Raises SandboxError if none was available, or
+        `MAX_STARTS` sandboxes broke.
         """
         if (case.call is not None) != (HARNESS in self._program.argv):
             raise ValueError(

@@ -143,10 +143,9 @@ class SandboxProcess:
     ) -> Outcome:
         """Runs one case; with `keeps`, files that it leaves become part of the program.
 
-        `timeout_s` returns the case's current timeout while it runs; without it, `case.timeout_s` applies. Raises
-        SandboxExhaustedError if the case did not run, because leftovers could not be removed or no process be started,
-        and SandboxCrashError if the sandbox died or did not begin the case in time, or the machine ran out of memory.
-        No program within its limits can cause this.
+        `timeout_s` returns the case's current timeout while it runs. Raises SandboxExhaustedError if the case did not
+        run, and SandboxCrashError if the sandbox died or did not begin it in time, or the machine ran out of memory. No
+        program within its limits can cause this.
         """
         order = {
             "argv": list(argv),

@@ -32,10 +32,7 @@ class Isolation:
 
 
 def check_isolation(limits: SandboxLimits | None = None, *, view: HostView | None = None) -> Isolation:
-    """Runs programs that try to escape or to leave something behind; takes about a second.
-
-    Raises SandboxUnavailableError if isolation fails; one line names the cause and the fix.
-    """
+    """Runs programs that try to escape or to leave something behind; raises SandboxUnavailableError if one does."""
     limits, view = limits or SandboxLimits(), view or HostView()
     try:
         packages.files_of(view.packages)

@@ -80,10 +80,7 @@ class StatLogger:
         self._last_step_s = None
 
     def forgive_running(self) -> None:
-        """Excludes preemptions of the running requests from the count: a weight update causes them, not lack of memory.
-
-        vLLM counts a preemption with the request's next token, so the next ones that arrive are excluded.
-        """
+        """Excludes preemptions by a weight update, which vLLM counts with the requests' next tokens, from the count."""
         self._num_to_forgive = self._num_running  # requests aborted since the last update leave nothing to exclude
 
     def start_peak(self) -> None:

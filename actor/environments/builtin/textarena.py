@@ -84,10 +84,7 @@ class TextArena:
         return self._look()
 
     def step(self, action: str) -> Step:
-        """Plays one move of the policy and those of the others; the game's reward follows at its end.
-
-        An exception in the game at the policy's move is an invalid move, which ends the game.
-        """
+        """Plays one move of the policy, which is invalid if the game raises, and those of the others."""
         try:
             done, _ = self._game.step(action=action)
         except (MemoryError, OSError):

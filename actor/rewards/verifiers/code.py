@@ -55,10 +55,7 @@ def is_returned(got: Any, wanted: Any, compare: Compare, tolerance: float) -> bo
 
 
 def as_json(value: Any) -> Any:
-    """Returns a value after a round trip through JSON, because rows may write expected values in another form.
-
-    Raises ValueError if the value has no JSON form.
-    """
+    """Returns a value after a round trip through JSON; raises ValueError if the value has no JSON form."""
     try:
         return json.loads(json.dumps(value))
     except (TypeError, RecursionError) as e:

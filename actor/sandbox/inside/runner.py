@@ -80,10 +80,7 @@ class Host:
 
 
 def _compiled(uid, limits):
-    """Returns the working directory's files, read by a child process with the program's privileges.
-
-    Raises case.CaseNotRunError if the files cannot be read.
-    """
+    """Returns the working directory's files, read by a child process with the program's privileges."""
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:

@@ -11,10 +11,7 @@ _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 
 
 def prepare(files):
-    """Recreates the writable directories with only `files`, which are (path, mode, content).
-
-    Raises OSError if leftovers cannot be removed.
-    """
+    """Recreates the writable directories with only `files` (path, mode, content); raises OSError if this fails."""
     for place in (SCRATCH, SHARED):
         clean(place)
     os.mkdir(WORK, 0o700)
@@ -67,10 +64,7 @@ def _free_name(top, number):
 
 
 def collect_outputs(max_bytes):
-    """Returns (path, mode, content) of each regular file in the working directory.
-
-    Raises OSError if the files exceed `max_bytes`.
-    """
+    """Returns (path, mode, content) of the working directory's files; raises OSError if they exceed `max_bytes`."""
     found, num_bytes = [], 0
     for folder, _, names in os.walk(WORK):
         for name in names:
