@@ -5,25 +5,25 @@ import importlib.metadata
 import json
 import pathlib
 import re
-import struct
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import tokenizers
 from blake3 import blake3
 from jaxtyping import Int32
+from safetensors import SafetensorError, safe_open
 
 from bridge import weight_types
-from bridge.files import BASE_FILE, replace_file, weights_digest
+from bridge.files import BASE_FILE, replace_file, weight_files, weights_digest
 from bridge.param_names import adapter_table
 from bridge.snapshots.snapshot_format import TensorTable
 from bridge.text.chat_template import read_chat_template
+from bridge.text.template_files import read_json
 from bridge.text.text_tokens import read_tokenizer
 from bridge.weight_types import CardFile, RunCard
 from configs.schema import Config
 
-_MAX_HEADER_BYTES = 100 * 2**20  # the safetensors format's own limit
+_CONFIG = "config.json"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,6 @@ def read_model_folder(path: pathlib.Path, *, dtype: str) -> ModelFolder:
 def describe(path: pathlib.Path, tensors: TensorTable) -> ModelFolder:
     """Returns a folder whose tensors are given; raises ValueError if its tokenizer is missing or unreadable."""
     tokenizer = read_tokenizer(path)
-
     ends = _end_ids(path, tokenizer)
 
     def decode(tokens: Int32[np.ndarray, " T"]) -> str:
@@ -72,7 +71,7 @@ def _end_ids(path: pathlib.Path, tokenizer: tokenizers.Tokenizer) -> set[int]:
     """Returns the stop tokens named in the folder's files; files may be missing."""
     ends: set[int] = set()
     for name in ("generation_config.json", "config.json"):
-        ids = _read_json(path / name).get("eos_token_id") if (path / name).is_file() else None
+        ids = read_json(path / name).get("eos_token_id")
         ends.update(ids if isinstance(ids, list) else [] if ids is None else [ids])
     eos = tokenizer.token_to_id(read_chat_template(path).special_tokens.get("eos_token", ""))
     return ends | ({eos} if eos is not None else set())
@@ -83,40 +82,21 @@ def tensor_table(path: pathlib.Path, *, dtype: str) -> TensorTable:
 
     Raises ValueError if config.json or safetensors are missing or damaged.
     """
-    config = _read_json(path / "config.json")
-    index = path / "model.safetensors.index.json"
-    names = sorted(set(_read_json(index)["weight_map"].values())) if index.is_file() else ["model.safetensors"]
+    if not (path / _CONFIG).is_file():
+        raise ValueError(f"{path} has no {_CONFIG}")
+    config = read_json(path / _CONFIG)
     table: dict[str, tuple[str, tuple[int, ...]]] = {}
-    for name in names:
-        for tensor, entry in _header(path / name).items():
-            table[tensor] = (dtype, tuple(entry["shape"]))
+    for file in weight_files(path):
+        try:
+            with safe_open(file, framework="np") as opened:
+                for name in opened.keys():  # noqa: SIM118  # the file is not a mapping
+                    table[name] = (dtype, tuple(opened.get_slice(name).get_shape()))
+        except (OSError, SafetensorError) as e:
+            raise ValueError(f"{file}: expected a safetensors file: {e}") from e
     # A config may omit its family's default: true for Gemma, false for the others.
     if config.get("tie_word_embeddings", str(config.get("model_type")).startswith("gemma")):
         table.pop("lm_head.weight", None)  # some checkpoints hold a copy
     return table
-
-
-def _header(file: pathlib.Path) -> dict[str, Any]:
-    try:
-        with open(file, "rb") as f:
-            (size,) = struct.unpack("<Q", f.read(8))
-            if size > _MAX_HEADER_BYTES:
-                raise ValueError(f"a header of {size} bytes")
-            header = json.loads(f.read(size))
-    except (OSError, ValueError, struct.error) as e:
-        raise ValueError(f"{file}: expected a safetensors file: {e}") from e
-    header.pop("__metadata__", None)
-    return header
-
-
-def _read_json(file: pathlib.Path) -> dict[str, Any]:
-    try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as e:
-        raise ValueError(f"{file} cannot be read as JSON: {e}") from e
-
-
-_CONFIG = "config.json"
 
 
 def for_adapters(model: ModelFolder, config: Config) -> ModelFolder:
