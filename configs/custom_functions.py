@@ -60,8 +60,7 @@ def check_name(field: str, name: str, ours: Collection[str]) -> None:
 def load(field: str, name: str, wanted: Signature) -> Callable[..., Any]:
     """Imports the module and returns its function.
 
-    Raises:
-      ValueError: the import fails, the function is missing, or it cannot be called as `wanted`.
+    Raises ValueError if the import fails, the function is missing, or it cannot be called as `wanted`.
     """
     module_name, _, function_name = name.partition(":")
     here = os.getcwd()

@@ -11,11 +11,8 @@ PROJECT = pathlib.Path(__file__).resolve().parent.parent
 def install_command(extra: str, *, project: pathlib.Path = PROJECT) -> str:
     """Returns the shell command that installs an extra of pyproject.toml into this Python environment.
 
-    The command names the clone, because package indexes have another project called sluice.
-
-    Args:
-      extra: name of the extra in pyproject.toml.
-      project: folder of the clone. Without a pyproject.toml in it, the command contains FOLDER_OF_THE_CLONE.
+    The command names the clone, because package indexes have another project called sluice. If `project` has no
+    pyproject.toml, it names FOLDER_OF_THE_CLONE.
     """
     folder = str(project) if (project / "pyproject.toml").is_file() else "FOLDER_OF_THE_CLONE"
     python = shlex.quote(sys.executable or "python")

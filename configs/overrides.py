@@ -29,10 +29,7 @@ from configs.sections.rewards import JudgeEngine
 def split_argv(argv: Sequence[str]) -> tuple[list[str], dict[str, str], list[str]]:
     """Returns the arguments that are not overrides, the overrides by dotted path, and the paths given repeatedly.
 
-    The last value of a repeated path applies.
-
-    Raises:
-      ValueError: an override has no value.
+    The last value of a repeated path applies. Raises ValueError if an override has no value.
     """
     rest: list[str] = []
     overrides: dict[str, str] = {}
@@ -58,9 +55,8 @@ def load_preset(preset: str) -> Config:
     `get_config()`. `FILE.json` has the format of `to_json`, and `FILE.toml` that of `toml_config`; `FILE.toml:PRESET`
     replaces the file's preset.
 
-    Raises:
-      ValueError: the preset or file does not exist (the error names similar presets, or all of them), has no
-        `get_config`, fails, or returns no Config.
+    Raises ValueError if the preset or file does not exist (the error names similar presets, or all of them), has no
+    `get_config`, fails, or returns no Config.
     """
     name, _, argument = preset.partition(":")
     if (shipped := _shipped(name)) is not None:
@@ -191,8 +187,7 @@ def _failure(file: pathlib.Path, error: BaseException) -> str:
 def apply(config: Config, overrides: Mapping[str, str]) -> Config:
     """Returns the config with fields replaced by dotted path, validated as a whole.
 
-    Raises:
-      ValueError: a field is unknown (the error names the nearest valid one) or a value is invalid.
+    Raises ValueError if a field is unknown (the error names the nearest valid one) or a value is invalid.
     """
     return from_dict(merge(dataclasses.asdict(config), overrides))
 
@@ -200,8 +195,7 @@ def apply(config: Config, overrides: Mapping[str, str]) -> Config:
 def merge(raw: Mapping[str, Any], overrides: Mapping[str, str]) -> dict[str, Any]:
     """Returns plain data with fields replaced by dotted path. Only `from_dict` checks combinations of fields.
 
-    Raises:
-      ValueError: a field is unknown (the error names the nearest valid one) or a value has the wrong type.
+    Raises ValueError if a field is unknown (the error names the nearest valid one) or a value has the wrong type.
     """
     merged: dict[str, Any] = copy.deepcopy(dict(raw))
     for path, text in overrides.items():

@@ -23,13 +23,9 @@ def check_race_capacity(
 ) -> str | None:
     """Returns a message if not all racing requests can run concurrently; None if they can.
 
-    A race with waiting requests selects by start time instead of length.
-
-    Args:
-      config: config of the run.
-      num_engines: number of engines. 0: unknown; the message states how many are required.
-      max_num_seqs: sequences per engine.
-      num_sequences: total sequences of all engines. None: num_engines * max_num_seqs.
+    A race with waiting requests selects by start time instead of length. For num_engines=0, which is unknown, the
+    message states how many are required. `num_sequences` are those of all engines, by default num_engines *
+    max_num_seqs.
     """
     num_requests = num_racing(config)
     num_sequences = num_engines * max_num_seqs if num_sequences is None else num_sequences

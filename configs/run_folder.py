@@ -100,11 +100,8 @@ def check_run_folder(config: Config) -> None:
     """Raises ValueError unless the run folder is new or holds an equal config.
 
     Fields of length, location, trackers, learner processes, mesh, engine memory, checkpoints, supervision, store
-    address and weight transfer may differ (`_MAY_DIFFER`): a run can be resumed for longer or on other machines.
-
-    Raises:
-      ValueError: the folder has another config (the error lists the differing fields), unrelated files, or a running
-        `launch.local`.
+    address and weight transfer may differ (`_MAY_DIFFER`): a run can be resumed for longer or on other machines. The
+    error lists the fields that differ. A folder with unrelated files or a running `launch.local` is also rejected.
     """
     folder = pathlib.Path(config.run_dir)
     file, lock = RunFolder(folder).config_file, RunFolder(folder).supervisor_lock
@@ -133,8 +130,7 @@ def check_run_folder(config: Config) -> None:
 def with_template_date(config: Config) -> Config:
     """Returns the config with its template date: from the config, its run folder, or today in UTC.
 
-    Raises:
-      ValueError: the folder's config cannot be read.
+    Raises ValueError if the folder's config cannot be read.
     """
     if config.prompts.template_date:
         return config
@@ -164,9 +160,8 @@ def _template_date(old: _Json) -> str:
 def set_up_run(config: Config) -> pathlib.Path:
     """Creates or opens the run folder and writes the config with its template date into it.
 
-    Raises:
-      ValueError: `check_run_folder` fails, or a new folder cannot be created or written.
-      OSError: an existing run folder cannot be written.
+    Raises ValueError if `check_run_folder` does, or a new folder cannot be created or written, and OSError if an
+    existing run folder cannot be written.
     """
     check_run_folder(config)
     run = RunFolder(pathlib.Path(config.run_dir))
@@ -188,10 +183,8 @@ def settle_run_id(config: Config) -> list[str]:
     """Gives a copied run folder a new run id and returns messages for the user.
 
     The id names the run in shared memory and trackers, so two folders with one id cannot run concurrently. A folder
-    that was moved, or whose original was removed, keeps its id.
-
-    Raises:
-      ValueError: the copy would share a remote store or bucket with the original.
+    that was moved, or whose original was removed, keeps its id. Raises ValueError if the copy would share a remote
+    store or bucket with the original.
     """
     run = RunFolder(pathlib.Path(config.run_dir).resolve())
     home = pathlib.Path(run.home_file.read_text().strip()) if run.home_file.is_file() else run.path

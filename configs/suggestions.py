@@ -105,12 +105,7 @@ def field_of(name: str, fields: Collection[str]) -> str | None:
 def unknown_field(path: str, part: str, section: Sequence[str], names: Sequence[str], fields: Collection[str]) -> str:
     """Returns a suggestion for a path that does not exist: a field of a similar name, or the section's fields.
 
-    Args:
-      path: the dotted path.
-      part: first part of `path` that does not exist.
-      section: the parts before it.
-      names: the fields of that section.
-      fields: dotted paths of all fields.
+    `part` is the first part of `path` that does not exist, after the parts of `section`, which has the fields `names`.
     """
     leaf, rest = path.rpartition(".")[2], path.split(".")[len(section) + 1 :]
     near = difflib.get_close_matches(part, names, n=1, cutoff=0.6 if len(part) < 4 else 0.7)

@@ -27,8 +27,7 @@ NONE = "none"
 def read(file: pathlib.Path) -> tuple[str | None, dict[str, Any]]:
     """Returns the file's preset (None without one) and its tables.
 
-    Raises:
-      ValueError: the file is not valid TOML, or `preset` is not a string.
+    Raises ValueError if the file is not valid TOML, or `preset` is not a string.
     """
     try:
         raw = tomllib.loads(file.read_text())

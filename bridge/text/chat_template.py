@@ -70,11 +70,7 @@ class ChatTemplate:
         return bool(self.source or self.named)
 
     def source_for(self, *, tools: bool) -> str:
-        """Returns the Jinja source for a conversation with or without tools.
-
-        Raises:
-          ValueError: the folder has no chat template, or several and none is chosen.
-        """
+        """Returns the Jinja source; raises ValueError if the folder has no template, or several and none is chosen."""
         if tools and not self.settings.name and FOR_TOOLS in self.named:
             return self.named[FOR_TOOLS]
         if self.source:
@@ -114,15 +110,14 @@ class ChatTemplate:
         If a template fails on text arguments of a tool call, or quotes them again, they become an object, and vice
         versa. If a template writes "None" for the content of a message with only tool calls, the content becomes "".
 
+        Raises ValueError if the folder has no chat template, or the template rejects the messages.
+
         Args:
           messages: the conversation.
           add_generation_prompt: end with the beginning of the assistant's next message.
           continue_final_message: end within the last message, so that the assistant continues it.
           tools: JSON schemas of callable tools.
           arguments: template variables that override those of the settings.
-
-        Raises:
-          ValueError: the folder has no chat template, or the template rejects the messages.
         """
         source = self.source_for(tools=bool(tools))
         given = {**self.settings.arguments, **(arguments or {})}
@@ -179,8 +174,7 @@ class ChatTemplate:
 def read_chat_template(folder: pathlib.Path, settings: TemplateSettings | None = None) -> ChatTemplate:
     """Reads the templates of a Hugging Face folder from all files that may hold them (`bridge.text.template_files`).
 
-    Raises:
-      ValueError: a file is corrupt, or no template has the name in the settings.
+    Raises ValueError if a file is corrupt, or no template has the name in the settings.
     """
     settings = settings or TemplateSettings()
     found = template_files.read_templates(folder)

@@ -34,10 +34,8 @@ def named_template_files(folder: pathlib.Path) -> dict[str, pathlib.Path]:
 def read_templates(folder: pathlib.Path) -> dict[str, str]:
     """Returns the Jinja sources of a folder's templates by name; `default` is the template without a name.
 
-    chat_template.jinja takes precedence over fields of JSON files, as in transformers, unless it is empty.
-
-    Raises:
-      ValueError: a file is corrupt.
+    chat_template.jinja takes precedence over fields of JSON files, as in transformers, unless it is empty. Raises
+    ValueError if a file is corrupt.
     """
     found: dict[str, str] = {}
     for name in _JSON:
@@ -63,11 +61,7 @@ def read_special_tokens(folder: pathlib.Path) -> dict[str, str]:
 
 
 def read_json(file: pathlib.Path) -> dict[str, Any]:
-    """Returns the object in a JSON file; empty if the file does not exist.
-
-    Raises:
-      ValueError: the file does not hold a JSON object.
-    """
+    """Returns the object in a JSON file, empty if there is no file; raises ValueError if the file holds no object."""
     if not file.is_file():
         return {}
     try:
@@ -108,31 +102,19 @@ class Generation(jinja2.ext.Extension):
 
 @functools.cache
 def compiled(source: str) -> jinja2.Template:
-    """Returns the compiled template in an environment like that of transformers.
-
-    Raises:
-      jinja2.TemplateSyntaxError: the source is not a valid template.
-    """
+    """Returns the compiled template, or raises TemplateSyntaxError, in an environment like that of transformers."""
     return _environment().from_string(source)
 
 
 @functools.cache
 def variables(source: str) -> frozenset[str]:
-    """Returns the names that a template reads from outside: its arguments.
-
-    Raises:
-      jinja2.TemplateSyntaxError: the source is not a valid template.
-    """
+    """Returns the names that a template reads from outside: its arguments."""
     return frozenset(jinja2.meta.find_undeclared_variables(_environment().parse(source)))
 
 
 @functools.cache
 def names(source: str) -> frozenset[str]:
-    """Returns all field names and string constants of a template. A message field that is not among them is never read.
-
-    Raises:
-      jinja2.TemplateSyntaxError: the source is not a valid template.
-    """
+    """Returns all field names and string constants of a template; it never reads a message field with another name."""
     tree = _environment().parse(source)
     fields = {node.attr for node in tree.find_all(jinja2.nodes.Getattr)}
     return frozenset(fields | {c.value for c in tree.find_all(jinja2.nodes.Const) if isinstance(c.value, str)})

@@ -34,11 +34,7 @@ T = TypeVar("T")
 
 
 def read_tokenizer(folder: pathlib.Path) -> tokenizers.Tokenizer:
-    """Reads tokenizer.json without its saved truncation and padding.
-
-    Raises:
-      ValueError: the file is missing or unreadable.
-    """
+    """Reads tokenizer.json without its truncation and padding; raises ValueError if it is missing or unreadable."""
     file = folder / "tokenizer.json"
     if not file.is_file():
         raise ValueError(
@@ -109,13 +105,7 @@ class ControlTokens:
 def control_tokens(
     tokenizer: tokenizers.Tokenizer, chat: ChatTemplate | None, *, ends: Iterable[int] = ()
 ) -> ControlTokens:
-    """Returns the control tokens of a tokenizer and its chat template.
-
-    Args:
-      tokenizer: the model's tokenizer.
-      chat: the chat template; None if none is applied.
-      ends: ids that end a sequence.
-    """
+    """Returns the control tokens of a tokenizer and of its chat template, if one is applied; `ends` end a sequence."""
     added = tokenizer.get_added_tokens_decoder()
     ending = frozenset(added[i].content for i in ends if i in added)
     of_turns = set(ending)
@@ -218,10 +208,7 @@ def _without_prefix(tokenizer: tokenizers.Tokenizer) -> tokenizers.Tokenizer | N
 
 
 def _prefixless(stated: Any) -> Any:
-    """Returns a normalizer or pre-tokenizer, as JSON, that puts no space before a text.
-
-    In a sequence of pre-tokenizers only the first sees the text itself. Any other puts its spaces before words.
-    """
+    """Returns a normalizer or pre-tokenizer, as JSON, that puts no space before a text."""
     match stated:
         case {"type": "Prepend"}:
             return None
@@ -232,6 +219,7 @@ def _prefixless(stated: Any) -> Any:
         case {"type": "Sequence", "normalizers": parts}:
             return stated | {"normalizers": [new for part in parts if (new := _prefixless(part)) is not None]}
         case {"type": "Sequence", "pretokenizers": [first, *others]}:
+            # Only the first sees the text itself. Any other puts its spaces before words.
             return stated | {"pretokenizers": [_prefixless(first), *others]}
         case _:
             return stated

@@ -64,6 +64,7 @@ _TAG = re.compile(r"<[\w:]+>|\[\w+\]")
 _MENTIONED = re.compile(r"(?:[^\W\d_],? +|[\"'(])\Z")
 """Text before a mentioned tag: in the middle of a sentence, or a quotation mark."""
 _TOKEN = re.compile(r"[^\w\s]+\w(?:.*\w)?[^\w\s]+", re.DOTALL)
+"""Name between symbols. Tokenizers also have words and "..." as tokens."""
 _ANY_TAG = re.compile(r"<[^\s<>](?:[^<>]*[^\s<>])?>")
 _MAX_MARK_CHARS = 100
 _REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
@@ -193,13 +194,7 @@ def is_marks(text: str) -> bool:
 
 
 def read_format(chat: ChatTemplate, added_tokens: Collection[str], marks: str = "auto") -> ThinkingFormat:
-    """Returns the thinking format of a model.
-
-    Args:
-      chat: the model's chat template, which may be missing.
-      added_tokens: texts of the tokenizer's added tokens.
-      marks: `model.thinking_marks`.
-    """
+    """Returns the thinking format of a model, of which `chat` may be empty; `marks` is `model.thinking_marks`."""
     source = "\n".join({chat.source, *chat.named.values()})
     known = list(KNOWN) + [m for m in IF_IN_TEMPLATE if m.opening in source and m.closing in source]
     known += [m for m in _token_pairs(added_tokens) if m not in known]
@@ -277,10 +272,7 @@ def _written_marks(chat: ChatTemplate, header: str, tokens: Collection[str]) -> 
 
 
 def _is_no_prose(opening: str, closing: str, tokens: Collection[str]) -> bool:
-    """Returns True if both texts contain a tag or token, or are one bracketed name without and with a slash.
-
-    A token must begin and end with symbols around a name, because tokenizers also have words and "..." as tokens.
-    """
+    """Returns True if both texts contain a tag or token, or are one bracketed name without and with a slash."""
     if not opening[0].isalnum() and closing == f"{opening[0]}/{opening[1:]}":
         return True
     named = [t for t in tokens if _TOKEN.fullmatch(t)]

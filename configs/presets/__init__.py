@@ -38,10 +38,8 @@ def schedule(
     """Returns a preset with other R, K and U, for responses of any length. A window keeps R groups in service.
 
     Other settings come from `size`. `tiny`: engine and learner share the cores of a machine. `paper`: each has its own
-    devices. The penalty on overlong responses is removed, because its start depends on the response length.
-
-    Raises:
-      ValueError: the preset does not exist.
+    devices. The penalty on overlong responses is removed, because its start depends on the response length. Raises
+    ValueError if the preset does not exist.
     """
     if preset not in PRESETS:
         raise ValueError(f"no preset {preset!r}; expected one of {', '.join(PRESETS)}")

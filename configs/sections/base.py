@@ -93,11 +93,9 @@ class CheckedSection:
 
 
 def check_ranges(where: str, section: object) -> None:
-    """Raises ValueError if a number of a section is outside its annotated range.
+    """Raises ValueError if a number of the section at path `where` is outside its annotated `Range`.
 
-    Args:
-      where: path of the section in the config, for example "rounds".
-      section: dataclass with `Range` annotations. Dict fields are checked per entry; None and non-numbers are skipped.
+    Dict fields are checked per entry; None and non-numbers are skipped.
     """
     for name, found in _ranges(type(section)).items():
         for entry, value in _entries(name, getattr(section, name)):

@@ -209,12 +209,7 @@ class LossConfig(TeacherFields):
                 raise ValueError(f"loss.{name}={value} has no effect without {reader}; set that or leave it out")
 
     def check_proximal(self, *, publish_when: str, steps_per_proximal: int) -> None:
-        """Raises ValueError if pi_theta / pi_prox is 1 at every gradient, which makes the loss equal another.
-
-        Args:
-          publish_when: publish.when of the run.
-          steps_per_proximal: `Config.steps_per_proximal`.
-        """
+        """Raises ValueError if pi_theta / pi_prox is 1 at every gradient, which makes the loss equal another."""
         by_window = publish_when == "every"
         refused, instead = ("round", "published") if by_window else ("published", "round")
         if self.proximal == refused:
@@ -262,10 +257,8 @@ class LossConfig(TeacherFields):
     def constants(self) -> dict[str, float]:
         """Constants that the chosen loss reads, with defaults filled in. Constants that are off (None) are omitted.
 
-        Raises:
-          ValueError: the loss does not read a given constant, or a custom loss cannot be loaded or lacks a default for
-            an
-            unset constant.
+        Raises ValueError if the loss does not read a given constant, or a custom loss cannot be loaded or lacks a
+        default for an unset constant.
         """
         read = self._read
         self._refuse_unread_constants(read)
@@ -287,8 +280,8 @@ class LossConfig(TeacherFields):
     def optional_inputs(self) -> frozenset[str]:
         """Members of `OPTIONAL_INPUTS` that the chosen loss reads.
 
-        Raises:
-          ValueError: a custom loss cannot be loaded or requests an unknown input, or loss.proximal is set but not read.
+        Raises ValueError if a custom loss cannot be loaded or requests an unknown input, or loss.proximal is set but
+        not read.
         """
         if not custom_functions.is_custom(self.name):
             read = {"proximal_logprobs": self.name in PROXIMAL_LOSSES, "sequence_log_ratio": self.name == "gspo"}

@@ -292,13 +292,7 @@ class PackingConfig(CheckedSection):
     response."""
 
     def check_whole_groups(self, *, veto: str, group_size: int, max_tokens: int) -> None:
-        """Raises ValueError if groups may be split although they must not be, or may not fit a micro-batch.
-
-        Args:
-          veto: loss.correction.veto.
-          group_size: rounds.samples_per_group.
-          max_tokens: model.max_tokens.
-        """
+        """Raises ValueError if groups may be split although they must not be, or may not fit a micro-batch."""
         if not self.whole_groups:
             if veto == "group":
                 raise ValueError(

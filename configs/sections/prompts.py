@@ -101,10 +101,7 @@ class PromptSource(SourceFields):
 
     @property
     def parts(self) -> dict[str, float]:
-        """Verifier weights of rows without their own rewards, by verifier.
-
-        Empty if only the environment provides rewards.
-        """
+        """Verifier weights of rows without their own rewards, by verifier; empty if only the environment rewards."""
         return self.rewards or ({self.verifier: 1.0} if self.verifier else {})
 
     @property
@@ -113,11 +110,7 @@ class PromptSource(SourceFields):
         return self.path.startswith(HUGGING_FACE)
 
     def check(self, where: str) -> None:
-        """Raises ValueError if the fields do not describe exactly one source.
-
-        Args:
-          where: path of the source in the config.
-        """
+        """Raises ValueError if the fields, at path `where`, do not describe exactly one source."""
         if self.path and self.task:
             raise ValueError(f"{where}.path and {where}.task are two sources. Set one, or a mixture of both")
         if not (self.path or self.task or self.environment):

@@ -104,8 +104,7 @@ class TeacherFields(CheckedSection):
     def teacher_number(self, name: str) -> int:
         """Returns the number of a row's teacher, from 1; 0 if a row that names none has no teacher.
 
-        Raises:
-          ValueError: `loss.teachers` has no such name.
+        Raises ValueError if `loss.teachers` has no such name.
         """
         names = self.teacher_names
         if name and name not in names:
@@ -114,13 +113,7 @@ class TeacherFields(CheckedSection):
 
 
 def check_places(*, path: str, url: str, teachers: Mapping[str, Teacher]) -> None:
-    """Raises ValueError unless each teacher has a valid name and either a folder or a valid URL.
-
-    Args:
-      path: `loss.teacher_path`.
-      url: `loss.teacher_url`; both may be empty.
-      teachers: `loss.teachers`.
-    """
+    """Raises ValueError unless each teacher has a valid name and either a folder or a valid URL."""
     if len(teachers) + bool(path or url) > MAX_TEACHERS:
         raise ValueError(f"loss.teachers: expected at most {MAX_TEACHERS - 1}, got {len(teachers)}")
     for name in teachers:

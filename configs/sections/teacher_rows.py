@@ -5,14 +5,7 @@ from configs.sections.prompts import PromptsConfig
 
 
 def check_teachers(loss: LossConfig, prompts: PromptsConfig, *, num_helpers: int, temperature: float) -> None:
-    """Raises ValueError if problem sources name unknown teachers, a teacher has no rows, or rows lack a teacher.
-
-    Args:
-      loss: objective with its teachers.
-      prompts: problem sources.
-      num_helpers: `helpers.num_engines`.
-      temperature: `sampling.temperature`.
-    """
+    """Raises ValueError if problem sources name unknown teachers, a teacher has no rows, or rows lack a teacher."""
     named = {name: source.teacher for name, source in prompts.sources.items()}
     for source, name in named.items():
         if name and name not in loss.teachers:

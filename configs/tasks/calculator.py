@@ -28,8 +28,7 @@ _BINARY: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction | int]
 def evaluate(text: str) -> Fraction:
     """Returns the value of an expression of numbers, + - * / // % ** and parentheses.
 
-    Raises:
-      ValueError: the expression is invalid, with a short reason.
+    Raises ValueError, with a short reason, if the expression is invalid.
     """
     if len(text) > MAX_CHARS:
         raise ValueError(f"longer than {MAX_CHARS} characters")

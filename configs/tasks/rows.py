@@ -42,11 +42,7 @@ def draw(seed: int, index: int) -> random.Random:
 
 
 def read_args(kind: type[T], environment: str, args: Args) -> T:
-    """Returns a dataclass of arguments, each with the type of its default.
-
-    Raises:
-      ValueError: an argument is unknown or has the wrong type.
-    """
+    """Returns a dataclass of arguments; raises ValueError if one is unknown or has not the type of its default."""
     defaults = vars(kind())
     for name, value in args.items():
         if name not in defaults:

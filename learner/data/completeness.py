@@ -1,7 +1,6 @@
 """Check that a chat template renders every part of a conversation.
 
 Each text of the conversation is replaced by a unique marker word, and each marker must appear in the rendered prompt.
-Templates may drop the reasoning of earlier turns, so reasoning fields are only checked by name.
 """
 
 import copy
@@ -15,10 +14,9 @@ from bridge.text.chat_template import ChatTemplate, JsonObject
 
 _CHECKED_BY_WORDS = ("role", "content", "tool_calls", "prefix")
 """Fields that the marker words check, and `prefix`, which marks a message to continue (Mistral). Any other field must
-change the rendered text: a template that ignores it renders the same without it."""
+change the rendered text."""
 MAY_BE_DROPPED = ("reasoning_content", "reasoning", "thinking", "tool_plan")
-"""Reasoning fields, which templates drop from earlier turns on purpose. The template only has to mention their
-names."""
+"""Reasoning fields. Templates drop them from earlier turns on purpose, so only their names are checked."""
 NOTHING = ("", [], {})
 """Field values that count as absent."""
 
@@ -33,12 +31,7 @@ def check_complete(
 ) -> None:
     """Raises ValueError if the template leaves out a message, a message field, a tool call or a tool.
 
-    Args:
-      chat: the model's chat template.
-      messages: the conversation.
-      tools: JSON schemas of the tools.
-      arguments: template variables of this row.
-      continues: True if the assistant continues the last message.
+    `arguments` are the row's template variables; with `continues` the assistant continues the last message.
     """
     shape = {
         "messages": _shapes(messages),

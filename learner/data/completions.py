@@ -34,9 +34,8 @@ class TextPiece(NamedTuple):
 def render_completions(raw: RawProblem, tokenizer: Tokenizer, config: PromptsConfig) -> list[list[TextPiece]]:
     """Returns the pieces of each sequence of a supervised row: text before, a trained turn, text between, ...
 
-    Raises:
-      ValueError: as `render`, or the template does not end a turn with an end-of-sequence token, or does not write an
-        assistant message after the text that it gives to generate one.
+    Raises ValueError as `render`, or if the template does not end a turn with an end-of-sequence token, or does not
+    write an assistant message after the text that it gives to generate one.
     """
     if raw.response:
         prompt = render(raw, tokenizer, config)
@@ -69,18 +68,15 @@ def tokenize_completions(raw: RawProblem, tokenizer: Tokenizer, config: PromptsC
 
 
 def _response(raw: RawProblem, prompt: str, tokenizer: Tokenizer, config: PromptsConfig) -> str:
-    """Returns the text of a response as the model writes it, up to and with the token that ends its turn.
-
-    A response that begins with a control token is in the model's own format. Around any other, the template's text is
-    added, for example the name of a channel, but no thinking: the policy may begin without.
-    """
+    """Returns the text of a response as the model writes it, up to and with the token that ends its turn."""
     messages, control = messages_of(raw, tokenizer, config), tokenizer.control
     end = turn_end(tokenizer, is_chat=bool(messages))
-    if raw.response.lstrip().startswith(tuple(control.of_turns)):
+    if raw.response.lstrip().startswith(tuple(control.of_turns)):  # in the model's own format
         return control.response_as_text(raw.response) + end
     (said,) = control.as_text([{"role": "assistant", "content": raw.response}])
     if not messages or messages[-1]["role"] == "assistant":  # nothing is written before a response that goes on
         return said["content"] + end
+    # Add the template's text, for example the name of a channel, but no thinking: the policy may begin without.
     stand_in = [*messages, {"role": "assistant", "content": _STAND_IN}]
     text = tokenizer.render_chat(
         stand_in, add_generation_prompt=False, tools=raw.tools, arguments=raw.template_arguments
@@ -95,8 +91,7 @@ def _response(raw: RawProblem, prompt: str, tokenizer: Tokenizer, config: Prompt
 def turn_end(tokenizer: Tokenizer, *, is_chat: bool) -> str:
     """Returns the token that ends a response: the chat template's behind an assistant message, or the eos_token.
 
-    Raises:
-      ValueError: the template ends a turn with no end-of-sequence token.
+    Raises ValueError if the template ends a turn with no end-of-sequence token.
     """
     if is_chat:
         found = text_tokens.answer_end(tokenizer.backend, tokenizer.chat, tokenizer.stop_token_ids)

@@ -32,14 +32,9 @@ def read_prompt(
 ) -> tuple[str, tuple[JsonObject, ...]]:
     """Returns (question, messages); messages is empty if the prompt is plain text.
 
-    Args:
-      prompt: text, a message, a list of messages, or JSON text of a message or list.
-      field: name of the row's field, for errors.
-      ignored: message fields to drop (`prompts.ignored_fields`).
-      is_whole: True if the last message may be the assistant's tool calls, as in a supervised conversation.
-
-    Raises:
-      NotAPromptError: the prompt has another type, has no text, or contains media.
+    A prompt is text, a message, a list of messages, or JSON text of a message or list. Message fields in `ignored` are
+    dropped. If `is_whole`, the last message may be the assistant's tool calls, as in a supervised conversation. Raises
+    NotAPromptError if the prompt has another type, has no text, or contains media.
     """
     if isinstance(prompt, str):
         _check_unicode(prompt, field)

@@ -54,12 +54,7 @@ class ReasoningGymSource:
         return NUM_PROCEDURAL
 
     def __getitem__(self, index: int) -> RawProblem:
-        """Returns problem `index`.
-
-        Raises:
-          ValueError: the question does not match the pattern, or verifier `math` or `exact` needs an answer and there
-            is none.
-        """
+        """Returns problem `index`; raises ValueError if it lacks the pattern, or the answer that its verifier needs."""
         number, place = divmod(index, self._block)
         entry = self._dataset(number)[place]
         question = entry["question"]
@@ -180,8 +175,7 @@ class GeneratedProblems:
 def open_generated(name: str, setting: SourceContext, *, num_held_out: int) -> OpenedSource:
     """Opens a generated source.
 
-    Raises:
-      ValueError: the generator fails, no question can be trained on, or there are too few held-out problems.
+    Raises ValueError if the generator fails, no question can be trained on, or there are too few held-out problems.
     """
     source = setting.config.prompts.sources[name]
     if source.task and "format" in source.parts and not setting.config.rewards.format_pattern:
@@ -213,16 +207,8 @@ def draw_held_out(
 ) -> tuple[list[Problem], list[BadRow]]:
     """Returns (distinct held-out problems, bad rows); the problems do not depend on the run's seed.
 
-    Args:
-      source: the generated source.
-      setting: context of the run's sources.
-      num_problems: number of problems to draw.
-      name: name of the source.
-      field: config field of the source, for errors.
-      bound: config field that sets `num_problems`, for errors.
-
-    Raises:
-      ValueError: there are too few problems, or a prompt is too long.
+    Raises ValueError if there are too few problems, or a prompt is too long. Errors name the config fields `field`, of
+    the source, and `bound`, which sets `num_problems`.
     """
     if num_problems == 0:
         return [], []
@@ -296,8 +282,6 @@ def _source_text(field: str, source: PromptSource) -> str:
 
 
 def _train_seed(seed: int) -> int:
-    """Returns a training seed that differs from the evaluation seed and is far from other runs' seeds.
-
-    The library makes problem i from seed + i, so neighboring seeds would give the same problems, shifted by one.
-    """
+    """Returns a training seed that differs from the evaluation seed and is far from other runs' seeds."""
+    # The library makes problem i from seed + i, so neighboring seeds would give the same problems, shifted by one.
     return 10_000_000 * (1 + seed)

@@ -75,15 +75,9 @@ def open_file(
 ) -> OpenedSource:
     """Opens a source of rows, scans it and logs the counts.
 
-    Args:
-      name: name of the source.
-      setting: context of the run's sources.
-      eval_rows: held-out rows; None selects them by hash.
-      num_held_out: maximum number of held-out problems.
-      gold_failures: reasons by row number for rows whose reference answer fails validation.
-
-    Raises:
-      ValueError: the file is unusable, or leaves no problem to train on or to evaluate.
+    Holds out at most `num_held_out` of `eval_rows`, or of the rows that a hash selects if it is None. `gold_failures`
+    are reasons by number of rows whose reference answer fails validation. Raises ValueError if the file is unusable, or
+    leaves no problem to train on or to evaluate.
     """
     source = setting.config.prompts.sources[name]
     form = setting.form(source)
@@ -154,17 +148,11 @@ def open_sources(
     """Opens all sources in config order, and logs how many rows of each are kept.
 
     `evaluation.num_problems` held-out problems are drawn in proportion to the source weights. No source trains on a
-    problem that an evaluation file, an evaluation set or another source holds out.
+    problem that an evaluation file, an evaluation set or another source holds out. `evaluated` are the question keys of
+    the evaluation sets (`learner.evaluation.eval_sets.questions_of`).
 
-    Args:
-      config: the run's config.
-      tokenizer: the model's tokenizer.
-      gold_failures: rows whose reference answer fails validation.
-      evaluated: question keys of evaluation sets (`learner.evaluation.eval_sets.questions_of`).
-
-    Raises:
-      ValueError: a source is unusable or leaves no problem to train on or to evaluate, or `prompts.num_epochs` is too
-        low.
+    Raises ValueError if a source is unusable or leaves no problem to train on or to evaluate, or if
+    `prompts.num_epochs` is too low.
     """
     sources = config.prompts.sources
     evaluation = SourceContext(config, tokenizer, is_evaluation=True)

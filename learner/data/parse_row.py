@@ -79,15 +79,7 @@ class RowFormat:
         needs_teacher: bool = False,
         response_field: str = "",
     ) -> "RowFormat":
-        """Returns the format of one of the config's sources.
-
-        Args:
-          prompts: the run's prompts.
-          source: the source.
-          teachers: names in loss.teachers.
-          needs_teacher: rejects rows without a teacher.
-          response_field: makes the rows supervised.
-        """
+        """Returns the format of one of the config's sources; the other arguments are its fields."""
         return cls(
             source=source,
             rewards_field=prompts.rewards_field,

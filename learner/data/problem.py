@@ -112,15 +112,10 @@ def task_of(
     environment: str = "",
     teacher: str = "",
 ) -> Task:
-    """Returns the task that scores a response.
+    """Returns the task that scores a response; `parts` are reward weights by verifier.
 
-    Args:
-      answer: text or a finite number; empty if only an environment rewards.
-      parts: reward weight by verifier.
-      answer_in: part of the response in which verifier `math` looks for the answer.
-      metadata: metadata of the row or entry of a generated problem, for verifiers and the environment.
-      environment: environment whose episode the response is.
-      teacher: name of the teacher that scores the response's tokens.
+    `answer` is text or a finite number, empty if only an environment rewards. `metadata` is for verifiers and the
+    environment.
     """
     known = dict(metadata or {})
     if "math" in parts:

@@ -36,13 +36,10 @@ class PromptStream:
         quarantine: Callable[[BadRow], None] | None = None,
         digests: Mapping[str, str] | None = None,
     ) -> None:
-        """Starts at the first problem.
+        """Starts at the first problem of each source.
 
-        Args:
-          config: the run's config.
-          opened: its sources.
-          quarantine: called with each bad row of generated sources.
-          digests: row hashes by field name, which must match on resume.
+        Calls `quarantine` with each bad row of generated sources. `digests` are hashes of the evaluation sets' rows by
+        field name, which must match on resume.
         """
         self._digests = dict(digests or {})
         self._opened = {o.name: o for o in opened}

@@ -204,8 +204,7 @@ class ArrayRecordRows:
 def load(source: PromptSource, columns: Sequence[str], *, split: str) -> ArrowRows:
     """Returns the rows of a Hugging Face data set split, mapped from the library's cache.
 
-    Raises:
-      ValueError: `datasets` is not installed, the data set or split does not exist, or the Hub is unreachable.
+    Raises ValueError if `datasets` is not installed, the data set or split does not exist, or the Hub is unreachable.
     """
     name = source.path.removeprefix(HUGGING_FACE)
     try:

@@ -209,15 +209,8 @@ class GoldRow:
 def gold_rows(prompts: PromptsConfig, *, limit: int = 0) -> Iterator[GoldRow]:
     """Yields the well-formed rows of all files and data sets, source by source, to check their reference answers.
 
-    Failures go to `learner.data.prompt_stream.load_prompts(gold_failures=...)`. Evaluation files and environments are
-    skipped.
-
-    Args:
-      prompts: the run's prompt config.
-      limit: maximum rows per source, evenly spread; 0 means all.
-
-    Raises:
-      ValueError: a file is unusable.
+    Yields up to `limit` evenly spread rows per source, or all if it is 0. Evaluation files and environments are
+    skipped. Raises ValueError if a file is unusable.
     """
     for name, source in prompts.sources.items():
         if not source.path or source.environment:

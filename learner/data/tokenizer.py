@@ -82,9 +82,6 @@ class Tokenizer:
         """Returns messages in the model's chat format; arguments as `bridge.text.chat_template.ChatTemplate.render`.
 
         Control tokens inside a message are text: `text_tokens.BREAK` splits them so that `encode` reads them as text.
-
-        Raises:
-          ValueError: the folder has no chat template, or the template rejects the messages.
         """
         return self.chat.render(
             self.control.as_text(messages),
@@ -103,14 +100,8 @@ def load_tokenizer(
     Added tokens beyond the model's vocabulary are allowed. The model cannot sample them, and `render` rejects prompts
     that contain one (`Tokenizer.beyond`).
 
-    Args:
-      folder: a Hugging Face folder.
-      vocab_size: vocabulary size of the model.
-      template: the run's chat template settings.
-
-    Raises:
-      ValueError: tokenizer.json is missing or unreadable, a base token or a stop token has no embedding in the model,
-        or no file names an end-of-sequence token.
+    Raises ValueError if tokenizer.json is missing or unreadable, a base token or a stop token has no embedding in the
+    model, or no file names an end-of-sequence token.
     """
     folder = pathlib.Path(folder)
     backend = text_tokens.read_tokenizer(folder)
@@ -217,9 +208,8 @@ def render(raw: RawProblem, tokenizer: Tokenizer, config: PromptsConfig) -> str:
     A conversation that ends with an assistant message is continued, so the text ends with that message. The text of an
     episode ends before the generation prompt, because the environment may add messages first.
 
-    Raises:
-      ValueError: a chat template is required and missing, it rejects the messages or leaves out a part, or the prompt
-        has a token without an embedding in the model.
+    Raises ValueError if a chat template is required and missing, it rejects the messages or leaves out a part, or the
+    prompt has a token without an embedding in the model.
     """
     messages = messages_of(raw, tokenizer, config)
     text = _chat(raw, messages, tokenizer) if messages else _plain(raw, tokenizer, config)
@@ -259,10 +249,7 @@ def _chat(raw: RawProblem, messages: tuple[JsonObject, ...], tokenizer: Tokenize
 
 
 def _plain(raw: RawProblem, tokenizer: Tokenizer, config: PromptsConfig) -> str:
-    """Returns a prompt without chat template: the row's texts after the tokenizer's leading tokens, such as BOS.
-
-    Raises ValueError if the row requires a chat template.
-    """
+    """Returns a prompt without chat template, or raises ValueError if the row requires one."""
     fields = {name for m in raw.messages for name, value in m.items() if value not in NOTHING}
     has_only = sorted(fields - {"role", "content", "name", "prefix", *MAY_BE_DROPPED})
     has_only += ["tools"] * bool(raw.tools) + ["template arguments"] * bool(raw.template_arguments)

@@ -36,28 +36,18 @@ class Channel(Protocol):
     """
 
     def broadcast(self, message: bytes | None, *, timeout_s: float) -> bytes:
-        """Returns the leader's message in every process.
+        """Returns the leader's message in every process; others pass None, and the leader does not wait.
 
-        Args:
-          message: the leader's message; None in other processes.
-          timeout_s: limit for the message, and for each MiB of a large one. The leader does not wait.
-
-        Raises:
-          ProcessLostError: the message did not arrive in time.
-          ValueError: the message is larger than MAX_MESSAGE_BYTES.
+        `timeout_s` limits the message, and each MiB of a large one. Raises ProcessLostError if it did not arrive in
+        time, and ValueError if it is larger than MAX_MESSAGE_BYTES.
         """
         ...
 
     def gather(self, message: bytes, *, timeout_s: float) -> list[bytes]:
         """Returns all processes' messages by index at the leader; returns [] immediately elsewhere.
 
-        Args:
-          message: this process's message.
-          timeout_s: limit for the last message, and for each MiB of a large one.
-
-        Raises:
-          ProcessLostError: a message did not arrive in time; names the process.
-          ValueError: the message is larger than MAX_MESSAGE_BYTES.
+        `timeout_s` limits the last message, and each MiB of a large one. Raises ProcessLostError, which names the
+        process, if a message did not arrive in time, and ValueError if one is larger than MAX_MESSAGE_BYTES.
         """
         ...
 
@@ -283,13 +273,7 @@ class Barrier:
     """
 
     def __init__(self, hosts: Processes, channel: Channel, *, timeout_s: float) -> None:
-        """Creates a barrier; all processes do so at the same point.
-
-        Args:
-          hosts: the learner's processes.
-          channel: channel used only by this barrier.
-          timeout_s: how long a process waits for the others.
-        """
+        """Creates a barrier; all processes do so at the same point. Only the barrier uses `channel`."""
         self._is_leader, self._channel, self._timeout_s = hosts.is_leader, channel, timeout_s
         self._lock = threading.Lock()
         self._is_over = False
@@ -297,9 +281,8 @@ class Barrier:
     def wait(self, place: str) -> None:
         """Returns when all processes are at that place.
 
-        Raises:
-          BarrierBrokenError: a process is, or was, at another place.
-          ProcessLostError: a process did not arrive in time.
+        Raises BarrierBrokenError if a process is, or was, at another place, and ProcessLostError if one did not arrive
+        in time.
         """
         with self._lock:
             if not self._is_over:

@@ -42,14 +42,9 @@ def identify(
 ) -> Identity:
     """Returns the identity from the flags, or from the environment if no flag is given.
 
-    Args:
-      coordinator: --coordinator.
-      num_processes: --num_processes; 1 forces a single process, whatever the environment says.
-      process_id: --process_id.
-      init_timeout_s: timeout for resolving process 0's address on a TPU.
-
-    Raises:
-      ValueError: only some of the flags are given, or the environment is incomplete.
+    --num_processes=1 forces a single process, whatever the environment says. `init_timeout_s` limits the resolution of
+    process 0's address on a TPU. Raises ValueError if only some of the flags are given, or the environment is
+    incomplete.
     """
     if num_processes == 1 and not process_id:
         return ALONE
@@ -91,15 +86,7 @@ def connect(identity: Identity, *, init_timeout_s: int, peer_timeout_s: int) -> 
     """Connects to all learner processes, and returns once each has connected.
 
     Afterwards JAX aborts every process (SIGABRT), even inside a collective, if one exits unexpectedly, is suspended or
-    is unreachable for `peer_timeout_s`.
-
-    Args:
-      identity: identity of this process.
-      init_timeout_s: how long the first process waits for the last one.
-      peer_timeout_s: time without a heartbeat after which a process counts as dead.
-
-    Raises:
-      ProcessLostError: not all processes connected in time.
+    is unreachable for `peer_timeout_s`. Raises ProcessLostError if not all processes connected within `init_timeout_s`.
     """
     if identity.count == 1:
         return SingleProcess()

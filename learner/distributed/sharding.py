@@ -117,15 +117,10 @@ def axes_size(mesh: Mesh, axes: Axes) -> int:
 
 
 def param_spec(path: str, shape: tuple[int, ...], mesh: Mesh) -> PartitionSpec:
-    """Returns the partition spec of a parameter.
+    """Returns the partition spec of a parameter; scalars are replicated.
 
-    Args:
-      path: path as in `RULES`; leading parts are ignored, so `mu/layers/q_proj/kernel` has the kernel's rule.
-      shape: shape of the parameter; scalars are replicated.
-      mesh: the device mesh.
-
-    Raises:
-      ValueError: no rule exists for the path, or the number of dims differs.
+    Leading parts of the path are ignored, so `mu/layers/q_proj/kernel` has the kernel's rule. Raises ValueError if no
+    rule exists for the path, or the number of dims differs.
     """
     if not shape:
         return PartitionSpec()
@@ -153,10 +148,7 @@ def param_shardings(params: Any, mesh: Mesh) -> Any:
 
     Optimizer states and statistics are supported. A moment is split like its parameter. Leaves without a parameter
     (counters, histograms) are replicated, and so are rows and columns of factored moments, which are 1 / dim of the
-    parameter's size.
-
-    Raises:
-      ValueError: as `param_spec`.
+    parameter's size. Raises ValueError as `param_spec`.
     """
 
     def one(key_path: tuple[Any, ...], leaf: Any) -> NamedSharding:
@@ -262,12 +254,10 @@ class BatchBroadcast:
     """Broadcast of trees of one structure over one mesh. All processes call it in the same order relative to steps."""
 
     def __init__(self, shapes: Any, mesh: Mesh, *, leader: int = 0) -> None:
-        """Builds the programs; the first call compiles them.
+        """Builds the programs; the first call compiles them. Process `leader` has the arrays.
 
-        Args:
-          shapes: shapes of the global arrays, with shardings over the mesh (`sharding.placed`).
-          mesh: devices of all processes, the same number of each, in any order.
-          leader: index of the process that has the arrays.
+        `shapes` are those of the global arrays, with shardings over the mesh (`sharding.placed`). The mesh has the same
+        number of devices of each process, in any order.
         """
         self._shapes = shapes
         first = next(device for device in mesh.devices.flat if device.process_index == leader)
@@ -289,13 +279,9 @@ class BatchBroadcast:
         )
 
     def __call__(self, tree: Any) -> Any:
-        """Returns the leader's arrays, sharded over the mesh.
+        """Returns the leader's host arrays `tree`, sharded over the mesh; other processes' trees are ignored.
 
-        Args:
-          tree: the leader's host arrays; ignored in other processes.
-
-        Raises:
-          ValueError: an array differs from the agreed shape or dtype.
+        Raises ValueError if an array differs from the agreed shape or dtype.
         """
         summed = self._zeros()
         if self._source is not None:

@@ -65,16 +65,10 @@ class Summary:
 def summarize(
     groups: Sequence[Group], *, num_problems: int, pass_reward: float, reads_answers: bool = False
 ) -> Summary:
-    """Returns the results of an evaluation.
+    """Returns the results of an evaluation of `num_problems` problems from the groups of those that have one.
 
-    Args:
-      groups: one group of k samples per problem; at least one group.
-      num_problems: number of problems in the evaluation, including those without a group.
-      pass_reward: minimum reward of a response that passes.
-      reads_answers: True if the problems' verifiers report answers, which matters only if no response was scored.
-
-    Raises:
-      ValueError: there is no group, or groups differ in size.
+    Responses with a reward of `pass_reward` pass. `reads_answers` says if the problems' verifiers report answers, which
+    matters only if no response was scored. Raises ValueError if there is no group, or groups differ in size.
     """
     sizes = {len(g.rollouts) for g in groups}
     if len(sizes) != 1:
@@ -213,14 +207,7 @@ def asked_of(one: ProblemSet) -> Json:
 def samples_of(
     problems: Mapping[int, Problem], groups: Mapping[int, Group], decode: Decode, *, limit: int
 ) -> list[Json]:
-    """Returns samples of up to `limit` problems by number, evenly spread from first to last, as JSON values.
-
-    Args:
-      problems: problems by number.
-      groups: groups by problem number.
-      decode: converts tokens to text.
-      limit: maximum number of problems.
-    """
+    """Returns samples of up to `limit` problems by number, evenly spread from first to last, as JSON values."""
     there = sorted(groups)
     chosen = there if len(there) <= limit else [there[i] for i in np.linspace(0, len(there) - 1, limit).astype(int)]
     return [_shown(number, problems[number], groups[number], decode) for number in chosen if limit]

@@ -220,16 +220,7 @@ def open_evaluations(
 ) -> Evaluator:
     """Returns the evaluator of a run; evaluations that the metrics already contain are not repeated.
 
-    Args:
-      config: the run's config.
-      sets: sets in evaluation order.
-      store: receives tickets and provides groups.
-      stop_token_ids: tokens that end a response.
-      metrics: the run's metrics, rewound to its checkpoint.
-      accept: returns True if a group is valid.
-      fenced_actors: returns names of actors whose groups are rejected.
-      on_wait: called on every poll that found nothing; may raise.
-      kept: called with the groups of each completed evaluation.
+    `fenced_actors` and `on_wait` are those of `PinnedRequests`, the others those of `Evaluator`.
     """
     waits = config.evaluation.at_publish == "wait"
     pinned = {

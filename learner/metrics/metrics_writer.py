@@ -53,17 +53,10 @@ class MetricsWriter:
         self._view, self._clock = view, clock
 
     def write(self, kind: str, step: int, values: Mapping[str, Any], **extra: Any) -> None:
-        """Writes a row.
+        """Writes a row; a step has exactly one row of kind "step".
 
-        Args:
-          kind: "step", "eval" (held-out set), "eval/SET" (another set), "round" or "probe"; a step has exactly one
-            "step" row.
-          step: optimizer step of the row.
-          values: scalars by names in `METRICS` and `FAMILIES`; NaN and infinities are written as null.
-          extra: JSON values for the record only, such as group ids.
-
-        Raises:
-          KeyError: a name is neither in `METRICS` nor in `FAMILIES`.
+        `values` are scalars, of which NaN and infinities are written as null. `extra` are JSON values for the record
+        only, such as group ids. Raises KeyError if a name of `values` is neither in `METRICS` nor in `FAMILIES`.
         """
         unknown = sorted(name for name in values if meaning(name) is None)
         if unknown:

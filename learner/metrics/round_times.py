@@ -71,10 +71,8 @@ class WaitingRatios:
         `waiting_ratio` is wait / (wait + compute) over the same span (section 5.1), where `wait_s` is all time except
         `compute_s` and excluded time. `rollout_to_train_end_s` is the paper's main time. `first_dispatch_s` ends at the
         first dispatch (section 5.2), and `first_group_s` at the first training. `recovered_s` is from the first
-        dispatch to the arrival of the round's last group (eq. 3), as far as `arrived` was called.
-
-        Raises:
-          ValueError: the round has no update.
+        dispatch to the arrival of the round's last group (eq. 3), as far as `arrived` was called. Raises ValueError if
+        the round has no update.
         """
         start_s, first_s, train_s, end_s = (
             self.rollout_start_s,

@@ -20,13 +20,9 @@ class TensorBoardSink:
     """In-process writer of event files, called as rows are written."""
 
     def __init__(self, folder: pathlib.Path, *, restored_step: int, incarnation: int, about: str) -> None:
-        """Starts an event file for rows after `restored_step`.
+        """Starts an event file; TensorBoard then hides the steps after `restored_step` of earlier files.
 
-        Args:
-          folder: folder of the event files.
-          restored_step: step of the checkpoint; TensorBoard hides later steps of earlier files.
-          incarnation: number of the learner's start, for the file name.
-          about: description of the metrics, as Markdown.
+        The file's name has the `incarnation`. `about` describes the metrics, as Markdown.
         """
         _await_a_later_name(folder)
         self._writer = EventFileWriter(str(folder), flush_secs=10, filename_suffix=f".{incarnation}")
@@ -48,10 +44,8 @@ class TensorBoardSink:
 
 
 def _await_a_later_name(folder: pathlib.Path) -> None:
-    """Waits, at most one second, until no file is named after the current second.
-
-    TensorBoard reads files in order of name, and names start with whole seconds followed by unordered parts. A restart
-    within the same second might otherwise be read before the previous file.
-    """
+    """Waits, at most one second, until no file is named after the current second."""
+    # TensorBoard reads files in order of name, which starts with whole seconds followed by unordered parts: the file of
+    # a restart within the same second might be read before the previous file.
     while any(folder.glob(f"events.out.tfevents.{int(time.time()):010d}.*")):
         time.sleep(0.02)

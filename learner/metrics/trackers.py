@@ -141,18 +141,15 @@ class TrackerFeed:
         name: str,
         is_patient: bool = True,
     ) -> None:
-        """Reads the marks; does not open the tracker.
+        """Reads the marks, or raises ValueError if they are invalid; does not open the tracker.
 
         Args:
           record: path of metrics.jsonl; may not exist yet.
           marks: path of the `SentSteps` file, written only by this feed.
-          open_tracker: called until it succeeds, and again after a failure.
+          open_tracker: called until it succeeds.
           wait: waits for the given seconds, or less if there may be new rows.
           name: name of the tracker, for log lines.
           is_patient: True to retry failures indefinitely.
-
-        Raises:
-          ValueError: the marks are invalid.
         """
         self._record, self._path, self._open, self._wait, self._name = record, marks, open_tracker, wait, name
         self.marks = SentSteps.read(marks)
@@ -174,11 +171,8 @@ class TrackerFeed:
     def follow(self, is_over: Callable[[], bool]) -> None:
         """Sends existing and new rows until `is_over` returns True and all rows are sent; then closes the tracker.
 
-        Blocks as long as the tracker accepts nothing; the caller sets the limit (`give_up`).
-
-        Raises:
-          TrackerRefusedError: sending failed and the feed is not patient.
-          UnsureError: as `close`.
+        Blocks as long as the tracker accepts nothing; the caller sets the limit (`give_up`). Raises TrackerRefusedError
+        if sending failed and the feed is not patient, and UnsureError as `close`.
         """
         while True:
             was_over = is_over()  # checked before reading, so that rows written before the end are read
