@@ -4,7 +4,7 @@ Process 0 leads: it alone reads the store and decides. Its decisions reach the o
 batches are too large for a channel and use `learner.distributed.sharding`, once every process has received the
 announcement. Channels do not use devices, so no process waits in a collective for a decision.
 
-This is the only module that uses the service's client, which JAX does not export. A message is a key, and its last
+Only this module uses the service's client, which JAX does not export. A message is a key, and its last
 reader deletes it, so the leader's memory holds only messages in transit.
 
 A read that times out restarts from the first byte. Large messages are therefore stored in pieces before their key, and
@@ -13,10 +13,9 @@ each piece has its own full timeout.
 
 import threading
 import time
-from typing import Any, Protocol
+from typing import Any
 
 import jax
-from jax._src import distributed
 
 from bridge.files import first_line
 
@@ -29,104 +28,10 @@ class ProcessLostError(TimeoutError):
     """Another learner process exited, hangs or is unreachable: all exit and restart from a checkpoint."""
 
 
-class Channel(Protocol):
-    """Ordered messages, independent of other channels; one thread per process uses it at a time.
-
-    All processes make the same calls in the same order.
-    """
-
-    def broadcast(self, message: bytes | None, *, timeout_s: float) -> bytes:
-        """Returns the leader's message in every process; others pass None, and the leader does not wait.
-
-        `timeout_s` limits the message, and each MiB of a large one. Raises ProcessLostError if it did not arrive in
-        time, and ValueError if it is larger than MAX_MESSAGE_BYTES.
-        """
-        ...
-
-    def gather(self, message: bytes, *, timeout_s: float) -> list[bytes]:
-        """Returns all processes' messages by index at the leader; returns [] immediately elsewhere.
-
-        `timeout_s` limits the last message, and each MiB of a large one. Raises ProcessLostError, which names the
-        process, if a message did not arrive in time, and ValueError if one is larger than MAX_MESSAGE_BYTES.
-        """
-        ...
-
-
-class Processes(Protocol):
-    """Learner processes, as seen from one of them."""
-
-    @property
-    def index(self) -> int:
-        """Index of this process, from 0."""
-        ...
-
-    @property
-    def count(self) -> int:
-        """Number of processes."""
-        ...
-
-    @property
-    def is_leader(self) -> bool:
-        """True if this process leads."""
-        ...
-
-    def channel(self, name: str) -> Channel:
-        """Returns the channel of that name; each process creates it once per name."""
-        ...
-
-    def request_stop(self) -> None:
-        """Notifies the leader that this process received a stop request; does not block, and may be repeated."""
-        ...
-
-    @property
-    def stop_requested(self) -> bool:
-        """True if any process received a stop request; read by the leader, which then notifies all."""
-        ...
-
-
-class SingleProcess:
-    """Learner of a single process, which leads itself."""
-
-    index, count, is_leader = 0, 1, True
-
-    def __init__(self) -> None:
-        self.stop_requested = False
-
-    def channel(self, name: str) -> "SingleChannel":
-        """Returns a channel; the name has no effect."""
-        del name
-        return SingleChannel()
-
-    def request_stop(self) -> None:
-        """Records the stop request."""
-        self.stop_requested = True
-
-
-class SingleChannel:
-    """Channel of a process to itself."""
-
-    def broadcast(self, message: bytes | None, *, timeout_s: float) -> bytes:
-        """Returns the message."""
-        del timeout_s
-        return check_size(_own(message))
-
-    def gather(self, message: bytes, *, timeout_s: float) -> list[bytes]:
-        """Returns the message as the only item."""
-        del timeout_s
-        return [check_size(message)]
-
-
-def check_size(message: bytes) -> bytes:
-    """Returns the message, or raises ValueError if it is too large for a channel."""
+def _check_size(message: bytes) -> None:
+    """Raises ValueError if the message is too large for a channel."""
     if len(message) > MAX_MESSAGE_BYTES:
         raise ValueError(f"message between hosts: expected at most {MAX_MESSAGE_BYTES} bytes, got {len(message)}")
-    return message
-
-
-def _own(message: bytes | None) -> bytes:
-    if message is None:
-        raise ValueError("the leader must broadcast a message, got None")
-    return message
 
 
 _PREFIX = "sluice"
@@ -143,24 +48,26 @@ _TIMED_OUT = "DEADLINE_EXCEEDED"
 _NOT_FOUND = "NOT_FOUND"
 
 
-class JaxProcesses:
-    """All processes of `jax.distributed`, which is initialized."""
+class Processes:
+    """Learner processes, as seen from one of them: all of `jax.distributed`, or without its client this one alone."""
 
-    def __init__(self) -> None:
-        """Reads the identity; raises RuntimeError if `jax.distributed` is not initialized."""
-        client = distributed.global_state.client
-        if client is None:
-            raise RuntimeError("jax.distributed is not initialised; see learner.distributed.initialize")
-        self._client = client
-        self.index, self.count = jax.process_index(), jax.process_count()
-        self.is_leader = self.index == 0
+    def __init__(self, client: Any, *, index: int, count: int) -> None:
+        self._client, self.index, self.count = client, index, count
+        self.is_leader = index == 0
+        self._stop_requested = False
 
-    def channel(self, name: str) -> "ServiceChannel":
+    def channel(self, name: str) -> "Channel":
         """Returns a new channel; a second one of the same name would mix their messages."""
-        return ServiceChannel(self._client, name, index=self.index, count=self.count)
+        return Channel(self._client, name, index=self.index, count=self.count)
 
     def request_stop(self) -> None:
-        """Sets the stop key at the leader; raises ProcessLostError if the leader is unreachable."""
+        """Notifies the leader that this process received a stop request; does not block, and may be repeated.
+
+        Raises ProcessLostError if the leader is unreachable.
+        """
+        if self._client is None:
+            self._stop_requested = True
+            return
         try:
             self._client.key_value_set(f"{_PREFIX}/stop", str(self.index), allow_overwrite=True)
         except jax.errors.JaxRuntimeError as e:
@@ -168,7 +75,9 @@ class JaxProcesses:
 
     @property
     def stop_requested(self) -> bool:
-        """True if the stop key is set."""
+        """True if any process received a stop request; read by the leader, which then notifies all."""
+        if self._client is None:
+            return self._stop_requested
         try:
             self._client.key_value_try_get(f"{_PREFIX}/stop")
         except jax.errors.JaxRuntimeError as e:
@@ -178,8 +87,18 @@ class JaxProcesses:
         return True
 
 
-class ServiceChannel:
-    """Channel over the coordination service; see `Channel`."""
+class SingleProcess(Processes):
+    """Learner of a single process, which leads itself."""
+
+    def __init__(self) -> None:
+        super().__init__(None, index=0, count=1)
+
+
+class Channel:
+    """Ordered messages, independent of other channels; one thread per process uses it at a time.
+
+    All processes make the same calls in the same order.
+    """
 
     def __init__(self, client: Any, name: str, *, index: int, count: int) -> None:
         self._client, self._index, self._count = client, index, count
@@ -187,12 +106,18 @@ class ServiceChannel:
         self._num_broadcasts = self._num_gathers = 0
 
     def broadcast(self, message: bytes | None, *, timeout_s: float) -> bytes:
-        """Implements `Channel.broadcast`; the last reader deletes the message."""
+        """Returns the leader's message in every process; others pass None, and the leader does not wait.
+
+        `timeout_s` limits the message, and each MiB of a large one. Raises ProcessLostError if it did not arrive in
+        time, and ValueError if it is larger than MAX_MESSAGE_BYTES.
+        """
         key, self._num_broadcasts = f"{self._prefix}/to/{self._num_broadcasts}", self._num_broadcasts + 1
         if self._index == 0:
             if message is None:
                 raise ValueError("the leader must broadcast a message, got None")
-            self._set(f"{key}/message", message)
+            _check_size(message)
+            if self._count > 1:
+                self._set(f"{key}/message", message)
             return message
         got = self._get(f"{key}/message", "process 0", timeout_s)
         try:
@@ -203,8 +128,13 @@ class ServiceChannel:
         return got
 
     def gather(self, message: bytes, *, timeout_s: float) -> list[bytes]:
-        """Implements `Channel.gather`; the leader deletes the messages after reading."""
+        """Returns all processes' messages by index at the leader; returns [] immediately elsewhere.
+
+        `timeout_s` limits the last message, and each MiB of a large one. Raises ProcessLostError, which names the
+        process, if a message did not arrive in time, and ValueError if one is larger than MAX_MESSAGE_BYTES.
+        """
         key, self._num_gathers = f"{self._prefix}/from/{self._num_gathers}", self._num_gathers + 1
+        _check_size(message)
         if self._index != 0:
             self._set(f"{key}/{self._index}", message)
             return []
@@ -213,11 +143,11 @@ class ServiceChannel:
             self._get(f"{key}/{i}", f"process {i}", timeout_s, wait_s=max(0.0, end_s - time.monotonic()))
             for i in range(1, self._count)
         ]
-        self._client.key_value_delete(key)
-        return [check_size(message), *others]
+        if others:
+            self._client.key_value_delete(key)
+        return [message, *others]
 
     def _set(self, key: str, message: bytes) -> None:
-        check_size(message)
         value = _WHOLE + message
         pieces = range(0, len(message), _PIECE_BYTES)
         try:

@@ -4,9 +4,9 @@ import dataclasses
 
 import jax
 from absl import logging
-from jax._src import clusters
+from jax._src import clusters, distributed
 
-from learner.distributed.channel import JaxProcesses, Processes, ProcessLostError, SingleProcess
+from learner.distributed.channel import Processes, ProcessLostError, SingleProcess
 
 DETECTED = ("gcetpu", "gketpu", "slurm", "ompi")
 """JAX's names of the cluster types that are detected: Cloud TPU (GCE and GKE), Slurm, Open MPI. Others, such as Ray,
@@ -118,7 +118,7 @@ def connect(identity: Identity, *, init_timeout_s: int, peer_timeout_s: int) -> 
         jax.local_device_count(),
         jax.device_count(),
     )
-    return JaxProcesses()
+    return Processes(distributed.global_state.client, index=jax.process_index(), count=jax.process_count())
 
 
 def disconnect(hosts: Processes) -> None:

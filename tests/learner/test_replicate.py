@@ -4,17 +4,17 @@ from unittest import mock
 import pytest
 
 from learner.commands import Alive, Apply, Discard, End, decode, encode
-from learner.distributed.channel import ProcessLostError, SingleProcess
+from learner.distributed.channel import Channel, Processes, ProcessLostError, SingleProcess
 from learner.replicate import ALIVE_S, Replicator, follow
 from tests.learner.streams import config_of
 
 CONFIG = config_of()
 
 
-class Hosts:
+class Hosts(Processes, Channel):
     """Two processes; what the leader said is kept, and what it says is given."""
 
-    index, count, is_leader, stop_requested = 0, 2, True, False
+    index, count, is_leader = 0, 2, True
 
     def __init__(self, *says: Any) -> None:
         self.told: list[Any] = []
@@ -24,8 +24,6 @@ class Hosts:
     def channel(self, name: str) -> "Hosts":
         del name
         return self
-
-    def request_stop(self) -> None: ...
 
     def broadcast(self, message: bytes | None, *, timeout_s: float) -> bytes:
         if message is not None:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 from configs import sections
+from learner.distributed.channel import Channel, Processes
 from learner.publish.commit import WAIT_S
 from learner.publish.open_publisher import open_publisher
 from tests.learner.streams import MODEL, config_of, fresh_params
@@ -16,10 +17,10 @@ from tests.learner.streams import MODEL, config_of, fresh_params
 DEADLINE_S = 60.0
 
 
-class Follower:
+class Follower(Processes, Channel):
     """A learner's second process, and its channels: the leader publishes nothing; how long it was waited for."""
 
-    index, count, is_leader, stop_requested = 1, 2, False, False
+    index, count, is_leader = 1, 2, False
 
     def __init__(self, name: str = "") -> None:
         self.name, self.waits_s, self.is_asked = name, [], threading.Event()
@@ -35,9 +36,6 @@ class Follower:
 
     def gather(self, message: bytes, *, timeout_s: float) -> list[bytes]:
         return []
-
-    def request_stop(self) -> None:
-        raise NotImplementedError
 
 
 @pytest.mark.parametrize(("retry_s", "at_least_s"), [(10.0, WAIT_S), (600.0, 601.0), (1000.0, 1001.0)])

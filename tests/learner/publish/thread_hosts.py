@@ -2,10 +2,10 @@
 
 import queue
 
-from learner.distributed.channel import ProcessLostError
+from learner.distributed.channel import Channel, Processes, ProcessLostError
 
 
-class ThreadChannel:
+class ThreadChannel(Channel):
     def __init__(self, index: int, to: list[queue.SimpleQueue[bytes]], back: list[queue.SimpleQueue[bytes]]) -> None:
         self._index, self._to, self._back = index, to, back
 
@@ -25,10 +25,8 @@ class ThreadChannel:
         return [message, *(_taken(one, timeout_s) for one in self._back[1:])]
 
 
-class ThreadHosts:
+class ThreadHosts(Processes):
     """One of them; `of` makes all."""
-
-    stop_requested = False
 
     def __init__(self, index: int, count: int, channels: dict) -> None:
         self.index, self.count, self.is_leader = index, count, index == 0
@@ -44,9 +42,6 @@ class ThreadHosts:
             name, tuple([queue.SimpleQueue() for _ in range(self.count)] for _ in range(2))
         )
         return ThreadChannel(self.index, to, back)
-
-    def request_stop(self) -> None:
-        raise NotImplementedError
 
 
 def _taken(messages: "queue.SimpleQueue[bytes]", timeout_s: float) -> bytes:
