@@ -25,7 +25,7 @@ from learner.data.tokenizer import Tokenizer, load_tokenizer
 from learner.distributed.channel import SingleProcess
 from learner.distributed.sharding import make_mesh
 from learner.evaluation.eval_sets import ProblemSet, all_sets, bad_rows, open_own_sets, questions_of
-from learner.evaluation.evaluator import open_evaluations
+from learner.evaluation.evaluator import Evaluator
 from learner.evaluation.pinned_requests import PROBE_TOKENS, PinnedRequests, probe_problems
 from learner.gradient_helper.helper_client import HelperStarter, open_helper
 from learner.gradient_helper.scale_down_policy import ScaleDownPolicy
@@ -251,7 +251,7 @@ def _build(
         on_group=lambda group: scale_down.observe(group, is_long=stream.planner.round_is_long),
     )
     stream.resume(restored.host_state)
-    evaluations = open_evaluations(
+    evaluations = Evaluator(
         config,
         problems.sets,
         context.store,

@@ -7,7 +7,7 @@ progress starts at a later publish. Only `Evaluator.wait` blocks.
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from absl import logging
 
@@ -57,39 +57,43 @@ class Evaluator:
 
     def __init__(
         self,
+        config: Config,
         sets: Sequence[ProblemSet],
-        pinned: Mapping[str, PinnedRequests],
+        store: LearnerStore,
         *,
-        num_updates: int,
         stop_token_ids: tuple[int, ...],
-        waits: bool,
-        max_out: Callable[[], int | None],
-        accept: Accept,
         metrics: MetricsWriter,
+        accept: Accept,
+        fenced_actors: Callable[[], Collection[str]],
+        on_wait: Callable[[], None],
         kept: Kept,
     ) -> None:
-        """Creates the evaluator; no evaluation is in progress.
+        """Starts no evaluation, and repeats none that `metrics`, rewound to the run's checkpoint, already contain.
 
-        Args:
-          sets: sets in evaluation order.
-          pinned: version-pinned requests by set name.
-          num_updates: updates of the run; all sets are evaluated after the last one.
-          stop_token_ids: tokens that end a response.
-          waits: True if a publish waits for evaluations in progress (`evaluation.at_publish`).
-          max_out: returns the maximum number of samples in progress over all sets; None means unlimited.
-          accept: returns True if a group is valid.
-          metrics: receives the rows; its existing rows say which evaluations are done.
-          kept: called with the groups of each completed evaluation.
+        Evaluates the sets in their order. Rejects groups of `fenced_actors` and groups that `accept` rejects. Calls
+        `on_wait`, which may raise, on every poll that found nothing, and `kept` after each completed evaluation.
         """
+        self.waits = config.evaluation.at_publish == "wait"
+        """True if a publish waits for evaluations in progress."""
         self._asked = [
-            _Asked(one=one, pinned=pinned[one.name], last_step=metrics.last_step(row_kind(one.name)))
-            for one in sets
+            _Asked(
+                one=one,
+                pinned=PinnedRequests(
+                    "eval",
+                    store,
+                    on_wait=on_wait,
+                    is_exact=self.waits,
+                    fenced_actors=fenced_actors,
+                    name="" if one.name == HELD_OUT else one.name,
+                    place=place,
+                ),
+                last_step=metrics.last_step(row_kind(one.name)),
+            )
+            for place, one in enumerate(sets)
             if one.problems
         ]
-        self.waits = waits
-        self._num_updates, self._stop_token_ids = num_updates, stop_token_ids
-        self._max_out, self._accept, self._metrics = max_out, accept, metrics
-        self._kept = kept
+        self._config, self._store, self._stop_token_ids = config, store, stop_token_ids
+        self._accept, self._metrics, self._kept = accept, metrics, kept
         self._looked_s = time.monotonic()
         self._is_settling = False
 
@@ -145,14 +149,14 @@ class Evaluator:
             a
             for a in self._asked
             if a.pinned.version is None
-            and is_due(a.one.config, step=step, last=a.last_step, num_updates=self._num_updates)
+            and is_due(a.one.config, step=step, last=a.last_step, num_updates=self._config.run.num_updates)
         ]
 
     def _send(self) -> None:
         waiting = [a for a in self._out() if a.pinned.num_unsent]
         if not waiting:
             return
-        bound = self._max_out()
+        bound = max_samples_out(self._config, live_actors(self._store))
         for asked in waiting:
             if bound is None:
                 asked.pinned.send()
@@ -204,48 +208,6 @@ class Evaluator:
             found.num_left_out,
             "".join(f"; {note}" for note in found.notes),
         )
-
-
-def open_evaluations(
-    config: Config,
-    sets: Sequence[ProblemSet],
-    store: LearnerStore,
-    *,
-    stop_token_ids: tuple[int, ...],
-    metrics: MetricsWriter,
-    accept: Accept,
-    fenced_actors: Callable[[], Collection[str]],
-    on_wait: Callable[[], None],
-    kept: Kept,
-) -> Evaluator:
-    """Returns the evaluator of a run; evaluations that the metrics already contain are not repeated.
-
-    `fenced_actors` and `on_wait` are those of `PinnedRequests`, the others those of `Evaluator`.
-    """
-    waits = config.evaluation.at_publish == "wait"
-    pinned = {
-        one.name: PinnedRequests(
-            "eval",
-            store,
-            on_wait=on_wait,
-            is_exact=waits,
-            fenced_actors=fenced_actors,
-            name="" if one.name == HELD_OUT else one.name,
-            place=place,
-        )
-        for place, one in enumerate(sets)
-    }
-    return Evaluator(
-        sets,
-        pinned,
-        num_updates=config.run.num_updates,
-        stop_token_ids=stop_token_ids,
-        waits=waits,
-        max_out=lambda: max_samples_out(config, live_actors(store)),
-        accept=accept,
-        metrics=metrics,
-        kept=kept,
-    )
 
 
 def max_samples_out(config: Config, actors: Sequence[Heartbeat]) -> int | None:

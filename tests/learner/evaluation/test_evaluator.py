@@ -14,7 +14,7 @@ from configs.sections.evaluation import EvaluationSet
 from learner.data.problem import Problem
 from learner.evaluation import evaluator
 from learner.evaluation.eval_sets import ProblemSet
-from learner.evaluation.evaluator import Evaluator, is_due, max_samples_out, open_evaluations, row_kind
+from learner.evaluation.evaluator import Evaluator, is_due, max_samples_out, row_kind
 from learner.metrics.metrics_writer import MetricsWriter, read_rows
 from tests.bridge.factories import make_group, make_report, make_rollout
 
@@ -58,7 +58,7 @@ class Job:
             )
             for name, how in self.config.evaluation_sets.items()
         ]
-        self.evaluations: Evaluator = open_evaluations(
+        self.evaluations = Evaluator(
             self.config,
             sets,
             self.store,
