@@ -12,7 +12,7 @@ import pathlib
 import re
 import typing
 import urllib.parse
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Annotated, Any, TypeVar
 
 from bridge.rollout_types import MAX_ABS_REWARD, MAX_TEMPERATURE, MIN_TEMPERATURE
@@ -101,6 +101,15 @@ def check_ranges(where: str, section: object) -> None:
         for entry, value in _entries(name, getattr(section, name)):
             if isinstance(value, int | float) and value not in found:
                 raise ValueError(f"{where}.{entry} must be {found.wanted(value)}, got {value}")
+
+
+def check_unread(where: str, section: Any, why: str, names: Collection[str] | None = None) -> None:
+    """Raises ValueError, with the reason `why`, if a field (of `names`) has no effect and differs from its default."""
+    for field in dataclasses.fields(section):
+        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        value = getattr(section, field.name)
+        if value != default and (names is None or field.name in names):
+            raise ValueError(f"{where}.{field.name}={value} has no effect {why}")
 
 
 def temperature(section: str, value: float) -> None:

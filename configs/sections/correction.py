@@ -6,7 +6,7 @@ The equations are in learner/update/corrections.py.
 import dataclasses
 from typing import Literal
 
-from configs.sections.base import NotNegative, Positive, check_ranges
+from configs.sections.base import NotNegative, Positive, check_ranges, check_unread
 
 Level = Literal["off", "token", "turn", "turn_mean", "sequence", "sequence_mean"]
 """Tokens whose ratios make one ratio. `turn` and `sequence` are products, `_mean` is their geometric mean."""
@@ -51,21 +51,15 @@ class CorrectionConfig:
     def __post_init__(self) -> None:
         """Raises ValueError for a number outside its range, empty bounds, or a field that has no effect."""
         check_ranges("loss.correction", self)
-        for name, reader, is_read in (
-            ("policy", "weight, reject or veto", self.is_on),
-            ("min_weight", "weight", self.weight != "off"),
-            ("max_weight", "weight", self.weight != "off"),
-            ("outside", "weight", self.weight != "off"),
-            ("min_ratio", "reject", self.reject != "off"),
-            ("max_ratio", "reject", self.reject != "off"),
-            ("veto_ratio", "veto", self.veto != "off"),
+        for is_on, reader, names in (
+            (self.is_on, "weight, reject or veto", ("policy",)),
+            (self.weight != "off", "weight", ("min_weight", "max_weight", "outside")),
+            (self.reject != "off", "reject", ("min_ratio", "max_ratio")),
+            (self.veto != "off", "veto", ("veto_ratio",)),
         ):
-            value = getattr(self, name)
-            if not is_read and value != getattr(type(self), name):
-                raise ValueError(
-                    f"loss.correction.{name}={value} has no effect without loss.correction.{reader}; set that or leave "
-                    "it out"
-                )
+            if not is_on:
+                why = f"without loss.correction.{reader}; set that or leave it out"
+                check_unread("loss.correction", self, why, names)
         for least, most in (("min_weight", "max_weight"), ("min_ratio", "max_ratio")):
             low, high = getattr(self, least), getattr(self, most)
             if low >= high:

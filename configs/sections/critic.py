@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Literal
 
-from configs.sections.base import CheckedSection, Fraction, FractionOrZero, LocalPath, Positive
+from configs.sections.base import CheckedSection, Fraction, FractionOrZero, LocalPath, Positive, check_unread
 from configs.sections.helpers import HelpersConfig
 from configs.sections.loss import LossConfig
 from configs.sections.schedule import RoundsConfig
@@ -48,12 +48,7 @@ class CriticConfig(CheckedSection):
                     "rounds.samples_per_group (K) must be >= 2 (an advantage compares a group's members), got "
                     f"{rounds.samples_per_group}. Raise it, or train a critic with loss.advantage=gae"
                 )
-            for field in dataclasses.fields(self):
-                if (value := getattr(self, field.name)) != field.default:
-                    raise ValueError(
-                        f"critic.{field.name}={value} has no effect without loss.advantage=gae; set that or leave it "
-                        "out"
-                    )
+            check_unread("critic", self, "without loss.advantage=gae; set that or leave it out")
             return
         if self.backbone == "policy" and self.path:
             raise ValueError(

@@ -12,6 +12,7 @@ from configs.sections.base import (
     Fraction,
     NotNegative,
     check_ranges,
+    check_unread,
     temperature,
 )
 from configs.sections.prompts import PromptSource
@@ -70,28 +71,14 @@ class EvaluationSet(PromptSource):
         check_ranges(where, self)
         if self.temperature:
             temperature(where, self.temperature)
-        defaults = PromptSource()
-        for field in _OF_TRAINING:
-            if getattr(self, field) != getattr(defaults, field):
-                raise ValueError(
-                    f"{where}.{field} has no effect, because evaluation sets are not trained; leave it out"
-                )
+        check_unread(where, self, "with an evaluation set, which is not trained; leave it out", _OF_TRAINING)
         if name == HELD_OUT and self.has_source:
             raise ValueError(
                 f"{where} must use the held-out problems of prompts. Give a set with its own source another name"
             )
         if not self.has_source:
-            self._check_is_of_prompts(where)
-
-    def _check_is_of_prompts(self, where: str) -> None:
-        asks = {f.name for f in dataclasses.fields(EvaluationSet)} - {f.name for f in dataclasses.fields(PromptSource)}
-        default = EvaluationSet()
-        for field in dataclasses.fields(self):
-            if field.name not in asks and getattr(self, field.name) != getattr(default, field.name):
-                raise ValueError(
-                    f"{where}.{field.name} has no effect without {where}.path, task or environment: the set uses the "
-                    "held-out problems of prompts"
-                )
+            why = f"without {where}.path, task or environment: the set uses the held-out problems of prompts"
+            check_unread(where, self, why, {field.name for field in dataclasses.fields(PromptSource)})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

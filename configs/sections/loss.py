@@ -18,6 +18,7 @@ from configs.sections.base import (
     LocalPath,
     NotNegative,
     Positive,
+    check_unread,
 )
 from configs.sections.correction import CorrectionConfig
 from configs.sections.loss_table import (
@@ -180,7 +181,6 @@ class LossConfig(TeacherFields):
                 )
 
     def _refuse_unread(self) -> None:
-        defaults = {f.name: f.default for f in dataclasses.fields(self)}
         standardized = f"loss.advantage={' or '.join(STANDARDIZED)}"
         # The inputs of a custom loss are known only after its import (`optional_inputs`).
         may_be_proximal = (
@@ -204,9 +204,8 @@ class LossConfig(TeacherFields):
             ),
             ("advantage", not self.is_supervised, "a loss of reinforcement learning (loss.name)"),
         ):
-            value = getattr(self, name)
-            if not is_read and value != defaults[name]:
-                raise ValueError(f"loss.{name}={value} has no effect without {reader}; set that or leave it out")
+            if not is_read:
+                check_unread("loss", self, f"without {reader}; set that or leave it out", (name,))
 
     def check_proximal(self, *, publish_when: str, steps_per_proximal: int) -> None:
         """Raises ValueError if pi_theta / pi_prox is 1 at every gradient, which makes the loss equal another."""

@@ -13,6 +13,7 @@ from configs.sections.base import (
     LocalPath,
     Positive,
     Range,
+    check_unread,
 )
 
 
@@ -58,15 +59,7 @@ class LoraConfig(CheckedSection):
         if len(set(given)) != len(given):
             raise ValueError(f"lora.targets: expected distinct matrices, got {self.targets!r}")
         if not self.is_on:
-            self._check_says_nothing()
-
-    def _check_says_nothing(self) -> None:
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if value != field.default:
-                raise ValueError(
-                    f"lora.{field.name}={value} has no effect without lora.rank; set lora.rank, or leave it out"
-                )
+            check_unread("lora", self, "without lora.rank; set lora.rank, or leave it out")
 
     @property
     def is_on(self) -> bool:
@@ -251,12 +244,7 @@ class OptimizerConfig(CheckedSection):
             if not 0 <= getattr(self, field) < 1:
                 raise ValueError(f"optimizer.{field} must be in [0, 1), got {getattr(self, field)}")
         ignored = set[str]().union(*(kind.fields for kind in OPTIMIZERS.values())) - OPTIMIZERS[self.name].fields
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if field.name in ignored and value != field.default:
-                raise ValueError(
-                    f"optimizer.{field.name}={value} has no effect with optimizer.name={self.name}; leave it out"
-                )
+        check_unread("optimizer", self, f"with optimizer.name={self.name}; leave it out", ignored)
 
     def state_bytes(self, *, num_matrix: int, num_other: int) -> int:
         """Returns the bytes of the state for these numbers of parameters in matrices of layers and in other arrays."""

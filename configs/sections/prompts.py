@@ -16,6 +16,7 @@ from configs.sections.base import (
     Weight,
     check_pattern,
     check_ranges,
+    check_unread,
     expand_home,
 )
 
@@ -314,14 +315,9 @@ class PromptsConfig(SourceFields):
         for name in self.mixture:
             if not _SOURCE_NAME.fullmatch(name):
                 raise ValueError(f"prompts.mixture: expected a source name of letters, digits, _ and -, got {name!r}")
-        fields = {f.name: f for f in dataclasses.fields(self)}
-        for name in _OF_ONE_SOURCE if self.mixture else ():
-            default = fields[name].default
-            if getattr(self, name) != ({} if default is dataclasses.MISSING else default):
-                raise ValueError(
-                    f"prompts.{name} has no effect with prompts.mixture; set it in a source, for example "
-                    f"prompts.mixture.{next(iter(self.mixture))}.{name}"
-                )
+        if self.mixture:
+            why = f"with prompts.mixture; set it in a source, for example in prompts.mixture.{next(iter(self.mixture))}"
+            check_unread("prompts", self, why, _OF_ONE_SOURCE)
 
     def _check_curriculum(self) -> None:
         if self.curriculum == "learnable" and self.learnable_floor == 0:

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from configs.sections.actor import ActorConfig, SamplingConfig
-from configs.sections.base import CheckedSection, Count
+from configs.sections.base import CheckedSection, Count, check_unread
 from configs.sections.helpers import HelpersConfig
 from configs.sections.loss import LossConfig
 from configs.sections.loss_table import SUPERVISED
@@ -42,9 +42,7 @@ class SftConfig(CheckedSection):
     ) -> None:
         """Raises ValueError if other sections ask for what supervised fine-tuning cannot do, or do not choose it."""
         if not loss.is_supervised:
-            for field in dataclasses.fields(self):
-                if (value := getattr(self, field.name)) != field.default:
-                    raise ValueError(f"sft.{field.name}={value} has no effect without loss.name={SUPERVISED}")
+            check_unread("sft", self, f"without loss.name={SUPERVISED}")
             return
         for name, got, wanted in (
             ("sampling.temperature", sampling.temperature, 1.0),

@@ -47,7 +47,7 @@ def test_sets_come_back_from_json():
     ("given", "says"),
     [
         ({"sets.a.k": "-1"}, r"evaluation.sets.a.k must be >= 0"),
-        ({"sets.a.path": "x", "sets.a.weight": "2"}, r"evaluation.sets.a.weight has no effect"),
+        ({"sets.a.path": "x", "sets.a.weight": "2"}, r"evaluation.sets.a.weight=2.0 has no effect"),
         (
             {"sets.a.path": "x", "sets.a.verifier": "math", "sets.a.rewards": '{"format": 0.2}'},
             r"evaluation.sets.a.verifier=math has no effect with evaluation.sets.a.rewards",
@@ -56,9 +56,9 @@ def test_sets_come_back_from_json():
             {"sets.a.path": "x", "sets.a.verifier": "math", "sets.a.pattern": "Q: (.*)"},
             r"sets.a.pattern require evaluation.sets.a.task",
         ),
-        ({"sets.a.path": "x", "sets.a.eval_path": "y"}, r"evaluation.sets.a.eval_path has no effect"),
+        ({"sets.a.path": "x", "sets.a.eval_path": "y"}, r"evaluation.sets.a.eval_path=y has no effect"),
         ({"sets.heldout.task": "chain_sum"}, r"evaluation.sets.heldout must use the held-out problems"),
-        ({"sets.a.verifier": "math"}, r"evaluation.sets.a.verifier has no effect without"),
+        ({"sets.a.verifier": "math"}, r"evaluation.sets.a.verifier=math has no effect without"),
         ({"sets.a.temperature": "0", "sets.a.k": "4"}, r"expected k=1 for greedy sampling, got k=4"),
         ({"sets.a.temperature": "3"}, r"evaluation.sets.a.temperature must be in"),
         ({"sets.a.top_p": "0"}, r"evaluation.sets.a.top_p must be in"),

@@ -47,8 +47,8 @@ def test_own_verifiers_are_those_of_all_sources():
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        (dict(mixture={"a": FILE}, path="b.jsonl"), r"prompts.path has no effect with .*prompts.mixture.a.path"),
-        (dict(mixture={"a": FILE}, environment_args={"x": 1}), "prompts.environment_args has no effect"),
+        (dict(mixture={"a": FILE}, path="b.jsonl"), r"prompts.path=b.jsonl has no effect with .*prompts.mixture.a"),
+        (dict(mixture={"a": FILE}, environment_args={"x": 1}), r"prompts.environment_args=\{'x': 1\} has no effect"),
         (dict(mixture={"a.b": FILE}), "expected a source name of letters, digits, _ and -, got 'a.b'"),
         (dict(mixture={"a": PromptSource()}), "prompts.mixture.a: set path, task or environment"),
         (dict(mixture={"a": PromptSource(path="x", task="y")}), "path and prompts.mixture.a.task are two sources"),
