@@ -26,7 +26,8 @@ from launch.tools.report.timeline_events import num_bytes
 from launch.tools.samples import samples_view
 from launch.tools.samples.samples_view import Query, choose, pairs, read_samples
 from learner.metrics.metric_names import over_all_starts
-from learner.metrics.trackers import KINDS, SentSteps
+from learner.metrics.tracker_kinds import KINDS
+from learner.metrics.trackers import SentSteps
 
 _RESTART = re.compile(r"-r\d+$")
 

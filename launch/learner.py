@@ -142,7 +142,7 @@ def _lead(prepared: prepare_run.PreparedRun, lead: "Replicator", liveness: Liven
     from launch.services.tracker_service import TrackerService
     from learner.checkpoint_hosts import CheckpointError
     from learner.heartbeat import Stopped
-    from learner.metrics.trackers import KINDS
+    from learner.metrics.tracker_kinds import KINDS
     from learner.update_metrics import NotFiniteError
 
     parts, run = contextlib.ExitStack(), None

@@ -30,7 +30,7 @@ API: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "rewards": ("Rewards", ("actor.rewards.scorer", "actor.rewards.adaptive_timeout")),
     "engine": ("Engine", ("actor.engine_protocol",)),
     "families": ("Model families", ("learner.model.families.family", "learner.model.architecture")),
-    "trackers": ("Trackers", ("learner.metrics.trackers",)),
+    "trackers": ("Trackers", ("learner.metrics.trackers", "learner.metrics.tracker_kinds")),
     "evaluation": ("Evaluation", ("learner.evaluation.estimators", "learner.evaluation.eval_summary")),
 }
 """Title and modules of each API page."""

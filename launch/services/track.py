@@ -18,15 +18,8 @@ from bridge.files import RunLock
 from configs.run_folder import RunFolder, run_id
 from launch import cli
 from launch.startup import prepare_run
-from learner.metrics.trackers import (
-    KINDS,
-    TrackerFeed,
-    TrackerRefusedError,
-    TrackerRunInfo,
-    UnsureError,
-    check_installed,
-    opener,
-)
+from learner.metrics.tracker_kinds import KINDS, check_installed, opener
+from learner.metrics.trackers import TrackerFeed, TrackerRefusedError, TrackerRunInfo, UnsureError
 
 _TRACKER = flags.DEFINE_enum("tracker", None, sorted(KINDS), "Name of the tracker.")
 _FOLLOW = flags.DEFINE_bool("follow", False, "Send new rows until standard input closes.")

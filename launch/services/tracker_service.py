@@ -19,7 +19,8 @@ from configs import custom_functions
 from configs.run_folder import RunFolder
 from configs.schema import Config
 from launch.services.track import END_S
-from learner.metrics.trackers import KINDS, SentSteps
+from learner.metrics.tracker_kinds import KINDS
+from learner.metrics.trackers import SentSteps
 
 FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 300.0
 """First and maximum pause before a restart, in seconds; the pause doubles each time."""

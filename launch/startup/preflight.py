@@ -31,7 +31,7 @@ from learner.data.open_sources import open_sources
 from learner.data.row_filter import SetAside
 from learner.data.tokenizer import Tokenizer, load_tokenizer
 from learner.evaluation.eval_sets import all_sets, open_own_sets, questions_of
-from learner.metrics.trackers import check_installed
+from learner.metrics.tracker_kinds import check_installed
 from learner.model.architecture import Architecture
 from learner.model.check_teachers import teacher_architectures
 from learner.model.lora import check_lora

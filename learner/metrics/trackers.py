@@ -1,4 +1,4 @@
-"""Feed of metrics.jsonl rows to W&B, MLflow and Trackio, and the tracker registry.
+"""Feed of metrics.jsonl rows to a tracker (`learner.metrics.tracker_kinds`).
 
 Rows that a tracker does not accept stay in metrics.jsonl, the record, until it does or until the next start. A small
 file (`SentSteps`) records which steps a tracker has. Steps that a restarted learner repeats are not sent again, because
@@ -7,10 +7,7 @@ no tracker can retract values: it keeps those of the abandoned branch, which are
 
 import contextlib
 import dataclasses
-import importlib
-import importlib.util
 import json
-import os
 import pathlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,7 +16,6 @@ from typing import Any, BinaryIO, Protocol
 from absl import logging
 
 from bridge.files import replace_file
-from configs.extras import install_command
 from learner.metrics.metric_names import FAMILIES, METRICS, meaning
 
 Row = Mapping[str, Any]
@@ -287,56 +283,3 @@ def _whole_lines(file: BinaryIO) -> Iterator[dict[str, Any]]:
             file.seek(-len(line), 1)
             return
         yield json.loads(line)
-
-
-@dataclasses.dataclass(frozen=True)
-class TrackerKind:
-    """Tracker that runs in a separate process."""
-
-    module: str
-    """Module with `open_tracker`, imported only in that process."""
-    packages: tuple[str, ...]
-    """Packages that must be importable."""
-    extra: str
-    """Project extra that installs the packages."""
-    environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Environment variables set before the import, unless the user set them."""
-
-
-_MLFLOW = {
-    "MLFLOW_LOGGING_LEVEL": "WARNING",  # INFO lines only report the creation of the database
-    # The feed retries failures and logs them; MLflow itself would be silent for minutes.
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
-    "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
-}
-
-
-KINDS = {
-    "wandb": TrackerKind("learner.metrics.wandb_tracker", ("wandb",), "wandb"),
-    "mlflow": TrackerKind("learner.metrics.mlflow_tracker", ("mlflow", "sqlalchemy", "alembic"), "mlflow", _MLFLOW),
-    "trackio": TrackerKind("learner.metrics.trackio_tracker", ("trackio",), "trackio"),
-}
-"""Registry of trackers, without TensorBoard, which the learner writes itself."""
-
-
-def check_installed(names: Sequence[str]) -> None:
-    """Raises ValueError, with the packages to install, if a tracker's packages are missing; imports nothing."""
-    for name in names:
-        kind = KINDS.get(name)
-        missing = [p for p in kind.packages if importlib.util.find_spec(p) is None] if kind else []
-        if kind and missing:
-            raise ValueError(
-                f"run.trackers has {name}, and {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not "
-                f"installed: {install_command(kind.extra)}, or leave it out"
-            )
-
-
-def opener(name: str, info: TrackerRunInfo) -> Callable[[], Tracker]:
-    """Returns a function that imports a tracker's library and opens the tracker."""
-
-    def open_tracker() -> Tracker:
-        for variable, value in KINDS[name].environment.items():
-            os.environ.setdefault(variable, value)
-        return importlib.import_module(KINDS[name].module).open_tracker(info)
-
-    return open_tracker

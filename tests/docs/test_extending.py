@@ -19,8 +19,8 @@ from configs import overrides
 from configs.schema import Config
 from configs.sections import EnvironmentsConfig, LossConfig
 from launch.startup import preflight
-from learner.metrics import trackers
 from learner.metrics.metrics_writer import MetricsWriter
+from learner.metrics.tracker_kinds import KINDS, TrackerKind, opener
 from learner.metrics.trackers import TrackerFeed, TrackerRunInfo
 from learner.model import architecture
 from learner.model.architecture import Architecture
@@ -152,15 +152,15 @@ def test_family_reads_and_refuses(place, monkeypatch):
 
 
 def test_tracker_is_fed_with_what_has_a_name_and_a_unit(place, monkeypatch):
-    kind = trackers.TrackerKind(module="csv_run", packages=("csv",), extra="")
-    monkeypatch.setitem(trackers.KINDS, "csv", kind)
+    kind = TrackerKind(importlib.import_module("csv_run").CsvRun, packages=("csv",), extra="")
+    monkeypatch.setitem(KINDS, "csv", kind)
     writer = MetricsWriter(place, restored_step=0, incarnation=0)
     writer.write("step", 1, {"loss": 0.5, "ess": 1.0}, groups=["g"])
     writer.write("step", 2, {"loss": 0.25, "ess": 0.5}, groups=["h"])
     writer.close()
     told = TrackerRunInfo(run="id", name="mine", project="p", config={}, folder=place / "trackers")
     feed = TrackerFeed(
-        place / "metrics.jsonl", place / "marks.json", trackers.opener("csv", told), wait=lambda s: None, name="csv"
+        place / "metrics.jsonl", place / "marks.json", opener("csv", told), wait=lambda s: None, name="csv"
     )
     feed.follow(lambda: True)
     lines = (place / "trackers" / "id.csv").read_text().split()

@@ -21,7 +21,8 @@ from configs.run_folder import run_id, set_up_run
 from launch import cli
 from learner.metrics.metric_names import FAMILIES, METRICS
 from learner.metrics.metrics_writer import MetricsWriter
-from learner.metrics.trackers import KINDS, SentSteps
+from learner.metrics.tracker_kinds import KINDS
+from learner.metrics.trackers import SentSteps
 from tests.integration.support.processes import REPO, wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.nightly]

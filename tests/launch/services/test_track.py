@@ -2,7 +2,6 @@
 
 import json
 import pathlib
-import sys
 
 import pytest
 
@@ -10,8 +9,8 @@ from configs.run_folder import set_up_run
 from configs.schema import Config
 from configs.sections import RunConfig
 from launch.services import track
-from learner.metrics import trackers
-from learner.metrics.trackers import SentSteps, TrackerKind
+from learner.metrics.tracker_kinds import KINDS, TrackerKind
+from learner.metrics.trackers import SentSteps
 from tests.launch.commands import call
 
 
@@ -42,8 +41,7 @@ def test_two_runs_are_refused_as_what_they_are(arguments, capsys):
 
 
 def test_tracker_that_fails_at_its_end_is_one_line_and_no_rows_are_called_sent(run, capsys, monkeypatch):
-    monkeypatch.setitem(trackers.KINDS, "wandb", TrackerKind(__name__, (), "wandb"))
-    monkeypatch.setattr(sys.modules[__name__], "open_tracker", lambda told: Failing(), raising=False)
+    monkeypatch.setitem(KINDS, "wandb", TrackerKind(lambda told: Failing(), (), "wandb"))
     monkeypatch.setattr("launch.cli.log_to_stderr", lambda: None)
     assert call(track.main, "--tracker=wandb", f"--run_dir={run}") == 1
     said = capsys.readouterr()

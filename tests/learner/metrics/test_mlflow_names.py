@@ -6,7 +6,7 @@ import re
 import pytest
 
 from learner.metrics.metric_names import FAMILIES, METRICS
-from learner.metrics.mlflow_tracker import MLflow, metric_name
+from learner.metrics.tracker_kinds import MLflow, metric_name
 
 
 def is_taken(name: str) -> bool:

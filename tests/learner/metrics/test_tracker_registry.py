@@ -8,8 +8,9 @@ from packaging.requirements import Requirement
 from configs.schema import Config
 from configs.sections.run import TRACKERS, RunConfig
 from launch.startup import preflight
-from learner.metrics import trackers
-from learner.metrics.trackers import KINDS, check_installed, meanings, scalars, table
+from learner.metrics import tracker_kinds
+from learner.metrics.tracker_kinds import KINDS, check_installed
+from learner.metrics.trackers import meanings, scalars, table
 from tests.integration.support.processes import REPO
 
 EXTRAS = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]["optional-dependencies"]
@@ -29,7 +30,7 @@ def test_extra_of_a_tracker_installs_what_it_needs(name):
 
 @pytest.mark.parametrize("name", sorted(KINDS))
 def test_tracker_that_is_not_installed_is_refused_with_its_extra(name, monkeypatch):
-    monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda package: None)
+    monkeypatch.setattr(tracker_kinds.importlib.util, "find_spec", lambda package: None)
     with pytest.raises(ValueError, match=rf"run.trackers has {name}, and .* pip install -e .*\[{name}\]'") as e:
         check_installed(["tensorboard", name])
     assert "\n" not in str(e.value)
@@ -60,7 +61,7 @@ def test_table_has_every_metric_with_what_metrics_says_of_it():
 
 def test_room_imports_no_tracker_and_no_framework():
     program = (
-        "import sys, learner.metrics.trackers, learner.metrics.trackers;"
+        "import sys, learner.metrics.tracker_kinds;"
         "print([m for m in ('wandb', 'mlflow', 'trackio', 'tensorboard', 'torch', 'jax') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=REPO, capture_output=True, text=True, check=True)
