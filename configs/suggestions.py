@@ -1,7 +1,13 @@
-"""Did-you-mean suggestions for config fields, their values and flags, including names from other projects."""
+"""Suggestions in errors: config fields, values and flags that may be meant, and commands that install extras."""
 
 import difflib
+import pathlib
+import shlex
+import sys
 from collections.abc import Collection, Sequence
+
+PROJECT = pathlib.Path(__file__).resolve().parent.parent
+"""Folder of the clone."""
 
 _OTHER_NAMES = {
     "actor.devices": "cuda_visible_devices",
@@ -118,3 +124,14 @@ def unknown_field(path: str, part: str, section: Sequence[str], names: Sequence[
     elif not (here and near) or (is_ours and here.rpartition(".")[2] != leaf):
         here = field_of(leaf, fields) or here
     return f"did you mean {here!r}?" if here else f"{'.'.join(section) or 'config'} has {', '.join(names)}"
+
+
+def install_command(extra: str, *, project: pathlib.Path = PROJECT) -> str:
+    """Returns the shell command that installs an extra of pyproject.toml into this Python environment.
+
+    The command names the clone, because package indexes have another project called sluice. If `project` has no
+    pyproject.toml, it names FOLDER_OF_THE_CLONE.
+    """
+    folder = str(project) if (project / "pyproject.toml").is_file() else "FOLDER_OF_THE_CLONE"
+    python = shlex.quote(sys.executable or "python")
+    return f"{python} -m pip install -e {shlex.quote(f'{folder}[{extra}]')}"

@@ -4,9 +4,16 @@ from configs.sections.actor import ActorConfig, EnvironmentsConfig, SamplingConf
 from configs.sections.correction import CorrectionConfig
 from configs.sections.critic import CriticConfig
 from configs.sections.evaluation import EvaluationConfig, EvaluationSet
-from configs.sections.helpers import HelpersConfig
 from configs.sections.loss import LossConfig
-from configs.sections.model import LearnerConfig, LoraConfig, MeshConfig, ModelConfig, OptimizerConfig, PackingConfig
+from configs.sections.model import (
+    HelpersConfig,
+    LearnerConfig,
+    LoraConfig,
+    MeshConfig,
+    ModelConfig,
+    OptimizerConfig,
+    PackingConfig,
+)
 from configs.sections.prompts import PromptsConfig
 from configs.sections.rewards import JudgeConfig, RewardsConfig
 from configs.sections.run import CheckpointConfig, RunConfig, SamplesConfig, StoreConfig, SupervisionConfig

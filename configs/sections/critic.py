@@ -4,8 +4,8 @@ import dataclasses
 from typing import Literal
 
 from configs.sections.base import CheckedSection, Fraction, FractionOrZero, LocalPath, Positive, check_unread
-from configs.sections.helpers import HelpersConfig
 from configs.sections.loss import LossConfig
+from configs.sections.model import HelpersConfig
 from configs.sections.schedule import RoundsConfig
 
 

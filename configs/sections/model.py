@@ -1,4 +1,4 @@
-"""Config sections of the learner: model, LoRA, mesh, processes, packing and optimizer."""
+"""Config sections of the learner: model, LoRA, mesh, processes, gradient helpers, packing and optimizer."""
 
 import dataclasses
 import math
@@ -10,6 +10,7 @@ from configs.sections.base import (
     Count,
     CountOrZero,
     Fraction,
+    FractionOrZero,
     LocalPath,
     Positive,
     Range,
@@ -26,6 +27,22 @@ class LearnerConfig(CheckedSection):
     gpu_memory_fraction: Fraction = 0.75
     """Fraction of each GPU's memory that the learner reserves at startup. On a GPU shared with an engine, the sum with
     `actor.gpu_memory_utilization` must be at most 0.95. No effect on TPU and CPU."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HelpersConfig(CheckedSection):
+    """Gradient helper: a process that trains on engines' devices while a round's last responses run.
+
+    The engines hand their requests over to the others, and serve again after the round (RollPacker section 4.4). A
+    helper that does not answer for supervision.engine_timeout_s is killed, and the learner trains its micro-batches.
+    """
+
+    num_engines: CountOrZero = 0
+    """Engines of launch.local whose devices the helper takes, the last ones; RollPacker takes half. 0: no helper."""
+    release_at: FractionOrZero = 0.0
+    """Fraction of a round's complete groups at which the engines give their devices up. 0: decide at every 5% from 20%
+    to 50%. The other engines' KV cache must then hold the running requests (RollPacker Algorithm 1), and the round must
+    be expected to end sooner by the help."""
 
 
 TARGETS = ("q", "k", "v", "o", "gate", "up", "down")

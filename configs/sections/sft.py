@@ -5,10 +5,9 @@ from collections.abc import Mapping
 
 from configs.sections.actor import ActorConfig, SamplingConfig
 from configs.sections.base import CheckedSection, Count, check_unread
-from configs.sections.helpers import HelpersConfig
 from configs.sections.loss import LossConfig
 from configs.sections.loss_table import SUPERVISED
-from configs.sections.model import ModelConfig
+from configs.sections.model import HelpersConfig, ModelConfig
 from configs.sections.prompts import PromptsConfig, SourceFields
 from configs.sections.schedule import RoundsConfig
 

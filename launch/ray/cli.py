@@ -15,7 +15,7 @@ from collections.abc import Generator, Mapping
 from absl import flags
 
 from bridge.files import first_line
-from configs.extras import install_command
+from configs.suggestions import install_command
 from launch import cli
 from launch.finalize import finalize_run
 from launch.live_view import StartupStatus

@@ -20,8 +20,8 @@ import pyarrow.ipc
 import pyarrow.parquet
 from array_record.python.array_record_data_source import ArrayRecordDataSource
 
-from configs.extras import install_command
 from configs.sections.prompts import HUGGING_FACE, PromptSource
+from configs.suggestions import install_command
 
 Row = dict[str, Any]
 

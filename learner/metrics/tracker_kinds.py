@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from configs.extras import install_command
+from configs.suggestions import install_command
 from learner.metrics.trackers import Row, Tracker, TrackerRunInfo, meanings, scalars, table, written_s
 
 INIT_S = 60.0

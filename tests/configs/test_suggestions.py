@@ -3,7 +3,7 @@
 import shlex
 import sys
 
-from configs.extras import PROJECT, install_command
+from configs.suggestions import PROJECT, install_command
 
 
 def test_command_for_an_extra_installs_it_from_the_clone_below_any_path(tmp_path):
