@@ -23,8 +23,8 @@ _MAX_ENCODINGS = 4
 """Maximum depth of nested JSON encoding (JSON text of JSON text) that is decoded."""
 
 
-class NotAPromptError(ValueError):
-    """Reason why a prompt cannot be used."""
+class NotARowError(ValueError):
+    """Reason why a row is invalid, as the quarantine file records it."""
 
 
 def read_prompt(
@@ -34,34 +34,34 @@ def read_prompt(
 
     A prompt is text, a message, a list of messages, or JSON text of a message or list. Message fields in `ignored` are
     dropped. If `is_whole`, the last message may be the assistant's tool calls, as in a supervised conversation. Raises
-    NotAPromptError if the prompt has another type, has no text, or contains media.
+    NotARowError if the prompt has another type, has no text, or contains media.
     """
     if isinstance(prompt, str):
         _check_unicode(prompt, field)
         found = _from_json(prompt, field)
         if found is None:
             if not prompt.strip():
-                raise NotAPromptError(f"{field!r} is empty")
+                raise NotARowError(f"{field!r} is empty")
             return prompt, ()
         prompt = found
     if isinstance(prompt, dict):
         prompt = _within_object(prompt, field)
         prompt = [prompt] if isinstance(prompt, dict) else prompt
     if not isinstance(prompt, list) or not prompt:
-        raise NotAPromptError(f"{field!r} must be text or a list of messages, got {type(prompt).__name__}")
+        raise NotARowError(f"{field!r} must be text or a list of messages, got {type(prompt).__name__}")
     messages = tuple(_message(m, field, ignored) for m in prompt)
     if not asked_text(messages).strip():
-        raise NotAPromptError(f"{field!r} is empty: no message has text")
+        raise NotARowError(f"{field!r} is empty: no message has text")
     if not is_whole and (messages[-1].get("tool_calls") or messages[-1].get("function_call")):
-        raise NotAPromptError(f"{field!r} must not end with tool calls without tool results")
+        raise NotARowError(f"{field!r} must not end with tool calls without tool results")
     return "\n".join(map(text_of, messages)), messages
 
 
 def read_tools(tools: Any, field: str) -> tuple[JsonObject, ...]:
-    """Returns the JSON schemas of a row's tools, or raises NotAPromptError if they are not a list of objects."""
+    """Returns the JSON schemas of a row's tools, or raises NotARowError if they are not a list of objects."""
     found = _list_of_objects(tools)
     if found is None:
-        raise NotAPromptError(f"{field!r} must be a list of tools, each a JSON schema, got {_short(tools)}")
+        raise NotARowError(f"{field!r} must be a list of tools, each a JSON schema, got {short(tools)}")
     _check_unicode(json.dumps(found, ensure_ascii=False), field)
     return tuple(found)
 
@@ -98,7 +98,7 @@ def _from_json(text: str, field: str) -> list[Any] | None:
         except (ValueError, RecursionError):
             if _as_messages(_literal(found), field) is not None:
                 said = f"{field!r} is a conversation as Python or numpy prints it; write it as JSON"
-                raise NotAPromptError(said) from None
+                raise NotARowError(said) from None
             return None  # plain text that looks like JSON, such as a question about JSON or a program
     return _as_messages(found, field)
 
@@ -117,13 +117,13 @@ def _as_messages(value: Any, field: str) -> list[Any] | None:
 
 
 def _within_object(value: Any, field: str) -> Any:
-    """Returns the message list of {messages: [...]}, or `value`; raises NotAPromptError if other fields have values."""
+    """Returns the message list of {messages: [...]}, or `value`; raises NotARowError if other fields have values."""
     name = next((n for n in _LISTS if isinstance(value, dict) and isinstance(value.get(n), list)), "")
     if not name or _as_messages(value[name], field) is None:
         return value
     if others := [k for k, v in value.items() if k != name and v not in (None, "", [], {})]:
-        raise NotAPromptError(
-            f"{field!r}: expected only {name}, got also {_short(others[0])}; move it to a separate column"
+        raise NotARowError(
+            f"{field!r}: expected only {name}, got also {short(others[0])}; move it to a separate column"
         )
     return value[name]
 
@@ -143,7 +143,7 @@ def _literal(text: str) -> Any:
 
 def _message(given: Any, field: str, ignored: Collection[str]) -> JsonObject:
     if not isinstance(given, dict):
-        raise NotAPromptError(f"{field!r}: every message needs a role and a content")
+        raise NotARowError(f"{field!r}: every message needs a role and a content")
     message = {k: v for k, v in cast(JsonObject, given).items() if v is not None and k not in ignored}
     role, content = message.get("role"), message.get("content")
     for name in ("tool_calls", "function_call"):
@@ -151,13 +151,13 @@ def _message(given: Any, field: str, ignored: Collection[str]) -> JsonObject:
             del message[name]
     calls = "tool_calls" in message or "function_call" in message
     if not isinstance(role, str) or (content is None and not calls):
-        raise NotAPromptError(f"{field!r}: every message needs a role and a content")
+        raise NotARowError(f"{field!r}: every message needs a role and a content")
     if not _ROLE.fullmatch(role):
-        raise NotAPromptError(f"{field!r}: a role must consist of letters, digits, _, ., : and -, got {_short(role)}")
+        raise NotARowError(f"{field!r}: a role must consist of letters, digits, _, ., : and -, got {short(role)}")
     if content is not None and not isinstance(content, str | list):
-        raise NotAPromptError(f"{field!r}: every message needs a role and a content, text or parts of text")
+        raise NotARowError(f"{field!r}: every message needs a role and a content, text or parts of text")
     if media := [n for n in message if is_media(n, message[n])]:
-        raise NotAPromptError(
+        raise NotARowError(
             f"{field!r}: a message of role {role} has {media[0]}, and only text is read; remove it, or set "
             f"prompts.ignored_fields={','.join(media)}"
         )
@@ -169,7 +169,7 @@ def _message(given: Any, field: str, ignored: Collection[str]) -> JsonObject:
 
 
 def _part(given: Any, field: str) -> JsonObject:
-    """Returns a content part, or raises NotAPromptError unless it is text or reasoning."""
+    """Returns a content part, or raises NotARowError unless it is text or reasoning."""
     if isinstance(given, str):
         return {"type": "text", "text": given}
     part = {k: v for k, v in cast(JsonObject, given).items() if v is not None} if isinstance(given, dict) else {}
@@ -178,13 +178,13 @@ def _part(given: Any, field: str) -> JsonObject:
         return part | {"type": "text"}
     if kind in _OTHER_PARTS:
         return part
-    raise NotAPromptError(f"{field!r}: content parts must be text (only text is read), got {_short(given)}")
+    raise NotARowError(f"{field!r}: content parts must be text (only text is read), got {short(given)}")
 
 
 def _calls(given: Any, field: str, ignored: Collection[str]) -> list[JsonObject]:
     calls = _list_of_objects(given)
     if calls is None:
-        raise NotAPromptError(f"{field!r}: tool_calls must be a list of {{function: {{name, arguments}}}}")
+        raise NotARowError(f"{field!r}: tool_calls must be a list of {{function: {{name, arguments}}}}")
     found: list[JsonObject] = []
     for call in calls:
         call = {k: v for k, v in call.items() if v is not None}
@@ -193,7 +193,7 @@ def _calls(given: Any, field: str, ignored: Collection[str]) -> list[JsonObject]
         if isinstance(call.get("function"), dict):
             call["function"] = {k: v for k, v in call["function"].items() if v is not None}
         if not isinstance(call.get("function", call).get("name"), str):
-            raise NotAPromptError(f"{field!r}: a tool call needs a function with a name, got {_short(call)}")
+            raise NotARowError(f"{field!r}: a tool call needs a function with a name, got {short(call)}")
         found.append(call)
     return found
 
@@ -210,7 +210,7 @@ def _list_of_objects(given: Any) -> list[JsonObject] | None:
 
 def _check_unicode(text: str, field: str) -> None:
     if not is_unicode(text):
-        raise NotAPromptError(f"{field!r} must be valid Unicode text")
+        raise NotARowError(f"{field!r} must be valid Unicode text")
 
 
 def is_unicode(text: str) -> bool:
@@ -222,6 +222,7 @@ def is_unicode(text: str) -> bool:
     return True
 
 
-def _short(value: Any) -> str:
+def short(value: Any) -> str:
+    """Returns the value's `repr` in at most 80 characters."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,12 +1,11 @@
 """Generated prompt sources: reasoning-gym tasks and environments, with problem i a function of (seed, i).
 
-`configs/tasks/NAME.py`, or a custom function, provides `rows(seed, args)`, which returns row i as a function of i. A
+`configs.tasks.catalog.ROWS`, or a custom function, has `rows(seed, args)`, which returns row i as a function of i. A
 row is an object or mapping with `question` or `messages`, and optional `role`, `answer`, `metadata` and `rewards`.
 """
 
 import dataclasses
 import functools
-import importlib
 import random
 import re
 from collections.abc import Callable, Mapping
@@ -14,7 +13,9 @@ from typing import Any
 
 from configs import custom_functions
 from configs.sections.prompts import PromptSource
-from learner.data.parse_row import NotARowError, RowFormat, problem_of
+from configs.tasks.catalog import ROWS
+from learner.data.conversations import NotARowError
+from learner.data.parse_row import RowFormat, problem_of
 from learner.data.problem import BadRow, Problem, RawProblem, task_of
 from learner.data.source_context import OpenedSource, SourceContext, where
 
@@ -84,9 +85,7 @@ class ReasoningGymSource:
         return entry | {"task_args": dict(self._source.task_args)} if is_own and self._source.task_args else entry
 
 
-ROWS = custom_functions.Signature(takes=("seed", "args"), returns="row i of prompts as a function of i")
-
-
+_CUSTOM_ROWS = custom_functions.Signature(takes=("seed", "args"), returns="row i of prompts as a function of i")
 _FIELDS = ("question", "messages", "role", "answer", "metadata", "rewards")
 
 
@@ -116,14 +115,10 @@ class EnvironmentSource:
 
 def _maker(source: PromptSource, where: str) -> Callable[[int, Mapping[str, Any]], Callable[[int], Any]]:
     if source.environment_rows:
-        return custom_functions.load(f"{where}.environment_rows", source.environment_rows, ROWS)
-    module = f"configs.tasks.{source.environment}"
-    try:
-        return importlib.import_module(module).rows
-    except ModuleNotFoundError as e:
-        if e.name is None or not f"{module}.".startswith(f"{e.name}."):
-            raise  # an import inside the module failed
-    raise ValueError(f"it makes no rows; give {where}.environment_rows=module:function, or a {where}.path of rows")
+        return custom_functions.load(f"{where}.environment_rows", source.environment_rows, _CUSTOM_ROWS)
+    if source.environment not in ROWS:
+        raise ValueError(f"it makes no rows; give {where}.environment_rows=module:function, or a {where}.path of rows")
+    return ROWS[source.environment]
 
 
 def _as_row(made: Any, source: PromptSource) -> dict[str, Any]:

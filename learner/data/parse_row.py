@@ -6,7 +6,7 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from bridge import code_tests
@@ -17,12 +17,13 @@ from configs.sections import PromptsConfig
 from configs.sections.prompts import VERIFIERS, PromptSource
 from learner.data.conversations import (
     MEDIA_PREFIXES,
-    NotAPromptError,
+    NotARowError,
     asked_text,
     is_media,
     is_unicode,
     read_prompt,
     read_tools,
+    short,
     text_of,
 )
 from learner.data.problem import Answer, RawProblem, answer_text, task_of
@@ -39,10 +40,6 @@ _NOT_READ = {
     "documents": "prompts.template_arguments_field, a column with an object that has the documents in it",
 }
 """Columns that chat templates use under various names, and the config fields that make them read."""
-
-
-class NotARowError(ValueError):
-    """Reason why a row is invalid, as the quarantine file records it."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -70,16 +67,8 @@ class RowFormat:
     """Column with the response of supervised rows; empty: rows are for reinforcement learning."""
 
     @classmethod
-    def of(
-        cls,
-        prompts: PromptsConfig,
-        source: PromptSource,
-        *,
-        teachers: Collection[str] = (),
-        needs_teacher: bool = False,
-        response_field: str = "",
-    ) -> "RowFormat":
-        """Returns the format of one of the config's sources; the other arguments are its fields."""
+    def of(cls, prompts: PromptsConfig, source: PromptSource) -> "RowFormat":
+        """Returns the format of one of the config's sources, without fields that depend on other config sections."""
         return cls(
             source=source,
             rewards_field=prompts.rewards_field,
@@ -91,9 +80,6 @@ class RowFormat:
             verifiers=frozenset(
                 (*VERIFIERS, *prompts.custom_verifiers, *filter(custom_functions.is_custom, source.parts))
             ),
-            teachers=frozenset(teachers),
-            needs_teacher=needs_teacher,
-            response_field=response_field,
         )
 
     @property
@@ -228,13 +214,9 @@ def _prompt(row: dict[str, Any], form: RowFormat) -> tuple[str, tuple[JsonObject
             "prompts.ignored_fields"
         )
     tools = row.get(form.tools_field) if form.tools_field and form.tools_field not in ignored else None
-    try:
-        is_whole = bool(form.response_field) and _is_missing(row.get(form.response_field))
-        question, messages = read_prompt(row[field], field, ignored=ignored, is_whole=is_whole)
-        read = read_tools(tools, form.tools_field) if tools and tools != "[]" else ()
-    except NotAPromptError as e:
-        raise NotARowError(str(e)) from e
-    return question, messages, read
+    is_whole = bool(form.response_field) and _is_missing(row.get(form.response_field))
+    question, messages = read_prompt(row[field], field, ignored=ignored, is_whole=is_whole)
+    return question, messages, read_tools(tools, form.tools_field) if tools and tools != "[]" else ()
 
 
 def _parts(row: dict[str, Any], form: RowFormat) -> dict[str, float]:
@@ -244,16 +226,16 @@ def _parts(row: dict[str, Any], form: RowFormat) -> dict[str, float]:
         try:
             given = json.loads(given)
         except (ValueError, RecursionError):
-            raise NotARowError(f"{field!r} must be a list, or JSON of one, got {_short(given)}") from None
+            raise NotARowError(f"{field!r} must be a list, or JSON of one, got {short(given)}") from None
     if given in (None, "", []):
         return form.source.parts
     if not isinstance(given, list) or not 1 <= len(given) <= MAX_REWARD_PARTS:
-        raise NotARowError(f"{field!r} must be a list of 1 to {MAX_REWARD_PARTS} {{name, weight}}, got {_short(given)}")
+        raise NotARowError(f"{field!r} must be a list of 1 to {MAX_REWARD_PARTS} {{name, weight}}, got {short(given)}")
     parts: dict[str, float] = {}
     for part in given:
         given_fields = {k for k, v in part.items() if v is not None} if isinstance(part, dict) else {"?"}
         if not given_fields <= {"name", "weight"} or not isinstance(part.get("name"), str):
-            raise NotARowError(f"{field!r}: every part is {{name, weight}}, got {_short(part)}")
+            raise NotARowError(f"{field!r}: every part is {{name, weight}}, got {short(part)}")
         name = part["name"]
         weight = 1.0 if part.get("weight") is None else part["weight"]
         if name not in form.verifiers:
@@ -277,7 +259,7 @@ def _teacher(row: dict[str, Any], form: RowFormat) -> str:
         return form.source.teacher
     if not isinstance(given, str) or given not in form.teachers:
         raise NotARowError(
-            f"{form.teacher_field!r}: no teacher {_short(given)}; there are {', '.join(sorted(form.teachers))}"
+            f"{form.teacher_field!r}: no teacher {short(given)}; there are {', '.join(sorted(form.teachers))}"
         )
     return given
 
@@ -301,7 +283,7 @@ def _object(row: dict[str, Any], field: str) -> dict[str, Any]:
         except ValueError:
             found = None
     if not isinstance(found, dict):
-        raise NotARowError(f"{field!r} must be an object, or JSON of one, got {_short(given)}")
+        raise NotARowError(f"{field!r} must be an object, or JSON of one, got {short(given)}")
     return found
 
 
@@ -309,7 +291,7 @@ def _check_pattern(pattern: Any) -> None:
     try:
         re.compile(pattern)
     except (re.error, TypeError) as e:
-        raise NotARowError(f"metadata format: expected a regular expression, got {_short(pattern)} ({e})") from e
+        raise NotARowError(f"metadata format: expected a regular expression, got {short(pattern)} ({e})") from e
 
 
 def _template_arguments(row: dict[str, Any], form: RowFormat) -> dict[str, Any]:
@@ -320,8 +302,3 @@ def _template_arguments(row: dict[str, Any], form: RowFormat) -> dict[str, Any]:
 def _is_entry(metadata: dict[str, Any]) -> bool:
     inner = metadata.get("metadata")
     return isinstance(inner, dict) and bool(inner.get("source_dataset"))
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -61,16 +61,16 @@ class SourceContext:
     def form(self, source: PromptSource) -> RowFormat:
         """Returns the row format of a source."""
         loss = self.config.loss
-        form = RowFormat.of(
-            self.config.prompts,
-            source,
-            teachers=loss.teachers,
-            needs_teacher=loss.advantage == "none" and "" not in loss.teacher_names,
+        form = RowFormat.of(self.config.prompts, source)
+        return dataclasses.replace(
+            form,
+            verifiers=form.verifiers if self.config.judge.is_on else form.verifiers - {"judge"},
+            teacher_field="" if self.is_evaluation else form.teacher_field,
+            teachers=frozenset(loss.teachers),
+            needs_teacher=loss.advantage == "none" and "" not in loss.teacher_names and not self.is_evaluation,
+            needs_format=not self.config.rewards.format_pattern,
             response_field=self.config.sft.response_field if loss.is_supervised else "",
         )
-        verifiers = form.verifiers if self.config.judge.is_on else form.verifiers - {"judge"}
-        form = dataclasses.replace(form, needs_format=not self.config.rewards.format_pattern, verifiers=verifiers)
-        return dataclasses.replace(form, teacher_field="", needs_teacher=False) if self.is_evaluation else form
 
     def is_held_out(self, raw: RawProblem) -> bool:
         """Returns True if the question's hash holds it out."""

@@ -42,7 +42,7 @@ def chat(tmp_path) -> Tokenizer:
 
 
 def raw(prompt: Any, response: Any = None, prompts: sections.PromptsConfig = PROMPTS) -> RawProblem:
-    form = RowFormat.of(prompts, prompts.sources[""], response_field="response")
+    form = dataclasses.replace(RowFormat.of(prompts, prompts.sources[""]), response_field="response")
     found = parse_row(1, {"prompt": prompt} | ({} if response is None else {"response": response}), form)
     assert isinstance(found, RawProblem), found
     return found
@@ -187,13 +187,13 @@ def test_template_that_does_not_continue_or_end_a_turn_refuses_the_row(tmp_path,
     ],
 )
 def test_row_that_says_nothing_to_learn_is_refused(row, reason):
-    form = RowFormat.of(PROMPTS, PROMPTS.sources[""], response_field="response")
+    form = dataclasses.replace(RowFormat.of(PROMPTS, PROMPTS.sources[""]), response_field="response")
     found = parse_row(1, row, form)
     assert isinstance(found, str) and reason in found
 
 
 def test_response_field_may_be_the_answers():
-    form = RowFormat.of(PROMPTS, PROMPTS.sources[""], response_field="answer")
+    form = dataclasses.replace(RowFormat.of(PROMPTS, PROMPTS.sources[""]), response_field="answer")
     found = parse_row(1, {"prompt": "a", "answer": 42.0}, form)
     assert isinstance(found, RawProblem) and found.response == "42" and form.columns[:2] == ["prompt", "answer"]
 

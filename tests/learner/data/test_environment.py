@@ -1,10 +1,9 @@
 import dataclasses
 import json
-import sys
-import types
 
 import pytest
 
+from configs.tasks import catalog
 from learner.data.generated import EnvironmentSource
 from tests.learner.data.rooms import form_of
 
@@ -46,10 +45,7 @@ def broken(seed, args):
 @pytest.fixture
 def shipped(monkeypatch):
     """An environment of ours that makes its own rows."""
-    module = types.ModuleType("configs.tasks.toy")
-    module.__dict__["rows"] = rows
-    monkeypatch.setitem(sys.modules, "configs.tasks", types.ModuleType("configs.tasks"))
-    monkeypatch.setitem(sys.modules, "configs.tasks.toy", module)
+    monkeypatch.setitem(catalog.ROWS, "toy", rows)
 
 
 def source_of(*, seed=0, **fields):
