@@ -6,7 +6,7 @@ import json
 import pathlib
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -31,7 +31,7 @@ from learner.gradient_helper.helper_client import HelperStarter, open_helper
 from learner.gradient_helper.scale_down_policy import ScaleDownPolicy
 from learner.heartbeat import live_actors
 from learner.learner_process import LearnerProcess
-from learner.metrics.metrics_writer import MetricsWriter, View
+from learner.metrics.metrics_writer import MetricsWriter
 from learner.metrics.sample_log import SampleLog
 from learner.metrics.trackers import table
 from learner.model.architecture import Architecture
@@ -51,6 +51,9 @@ from learner.schedule.rollout_stream import RolloutStream
 from learner.schedule.ticket_ledger import training_sampling
 from learner.update.critic_step import CriticStep, build_critic_step
 from learner.update.train_step import TrainStep, build_train_step
+
+if TYPE_CHECKING:
+    from learner.metrics.tensorboard import TensorBoardSink
 
 
 def readmission_of(run: Run) -> ParityFence:
@@ -292,7 +295,7 @@ def _build(
     )
 
 
-def open_board(config: Config, folder: pathlib.Path, step: int, incarnation: int) -> View | None:
+def open_board(config: Config, folder: pathlib.Path, step: int, incarnation: int) -> "TensorBoardSink | None":
     """Returns the TensorBoard sink if the config asks for it; other trackers run in separate processes."""
     if "tensorboard" not in config.run.tracker_names:
         return None

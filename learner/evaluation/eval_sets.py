@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from absl import logging
 
+from bridge.rollout_types import Sampling
 from configs.schema import Config
 from configs.sections.evaluation import EvaluationSet
 from configs.sections.prompts import READS_ANSWERS
@@ -33,6 +34,16 @@ class ProblemSet:
     def digest(self) -> str:
         """Hash of the rows; empty for generated rows."""
         return "-".join(one.digest for one in self.looked_at)
+
+    def requests(self, stop_token_ids: tuple[int, ...]) -> tuple[list[tuple[Problem, int]], Sampling]:
+        """Returns the (problem, samples) pairs and how they are sampled; `stop_token_ids` end a response."""
+        sampling = Sampling(
+            max_tokens=self.config.max_tokens,
+            temperature=self.config.temperature or 0.0,
+            top_p=1.0 if self.config.top_p is None else self.config.top_p,
+            stop_token_ids=stop_token_ids,
+        )
+        return [(problem, self.config.k) for problem in self.problems], sampling
 
     @property
     def reads_answers(self) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from absl import logging
 
 from bridge.heartbeat_types import Heartbeat
-from bridge.rollout_types import Group, Sampling, Task, Version
+from bridge.rollout_types import Group, Task, Version
 from bridge.store.sql.learner_side import LearnerStore
 from configs.schema import Config
 from configs.sections.evaluation import HELD_OUT, EvaluationSet
@@ -110,14 +110,7 @@ class Evaluator:
         """Starts the due sets that are not in progress, on the published weights."""
         for asked in self._due(version.step):
             asked.last_step = version.step
-            how = asked.one.config
-            sampling = Sampling(
-                max_tokens=how.max_tokens,
-                temperature=how.temperature or 0.0,
-                top_p=1.0 if how.top_p is None else how.top_p,
-                stop_token_ids=self._stop_token_ids,
-            )
-            problems = [(p, how.k) for p in asked.one.problems]
+            problems, sampling = asked.one.requests(self._stop_token_ids)
             asked.pinned.start(problems, sampling, version=version, round=round, limit=0)
         self._send()
 

@@ -8,6 +8,7 @@ the next publish and then finish on newer weights, which its row records, unless
 import collections
 import dataclasses
 from collections.abc import Callable, Collection
+from typing import Literal
 
 from absl import logging
 
@@ -28,6 +29,7 @@ _FIRST_ORDER = {"probe": -2_000_000_000, "eval": -1_000_000_000}
 MAX_SET_PROBLEMS = 10_000_000
 """Maximum problems per set, which keeps ticket orders of sets and of training disjoint."""
 
+Kind = Literal["eval", "probe"]
 Accept = Callable[[Group, Ticket], bool]
 """Returns True if a group that arrived for a ticket is valid."""
 
@@ -42,7 +44,7 @@ class PinnedRequests:
 
     def __init__(
         self,
-        kind: str,
+        kind: Kind,
         store: LearnerStore,
         *,
         on_wait: Callable[[], None],
@@ -54,7 +56,7 @@ class PinnedRequests:
         """Creates the requests; none is in progress.
 
         Args:
-          kind: `eval` or `probe`.
+          kind: kind of the tickets.
           store: receives tickets and provides groups.
           on_wait: called on every poll that found nothing; may raise.
           is_exact: True if all tokens must be from the requested version; else newer steps of its incarnation are
@@ -112,8 +114,11 @@ class PinnedRequests:
     @property
     def num_pending(self) -> int:
         """Samples that are sent and not returned."""
-        unsent = {t.id for t in self._unsent}
-        return sum(t.num_samples for i, t in self._tickets.items() if i not in self._groups and i not in unsent)
+        return sum(ticket.num_samples for ticket in self._pending())
+
+    def _pending(self) -> list[Ticket]:
+        others = self._groups.keys() | {t.id for t in self._unsent}
+        return [ticket for id_, ticket in self._tickets.items() if id_ not in others]
 
     @property
     def num_unsent(self) -> int:
@@ -126,12 +131,7 @@ class PinnedRequests:
         Groups that `accept` rejects are requested again. Tickets that no actor can complete are left out.
         """
         self.send()
-        while True:
-            mark = self._store.mark()
-            if self.poll(accept):
-                break
-            self._while_waiting()
-            self._store.wait(mark, ("groups", "tickets"), timeout_s=LOOK_S)
+        self._until(lambda: self.poll(accept))
         groups = sorted(self._groups.values(), key=lambda g: g.order)
         self._store.acknowledge([g.ticket_id for g in groups])
         self._tickets, self._groups, self.version = {}, {}, None
@@ -160,15 +160,18 @@ class PinnedRequests:
 
     def await_groups(self) -> None:
         """Waits until the store has a valid group of each ticket that can be completed; collects none."""
+        self._until(self._have_arrived)
+
+    def _until(self, is_done: Callable[[], bool]) -> None:
         while True:
             mark = self._store.mark()
-            self._put_after_break()
-            if self._have_arrived():
+            if is_done():
                 return
             self._while_waiting()
             self._store.wait(mark, ("groups", "tickets"), timeout_s=LOOK_S)
 
     def _have_arrived(self) -> bool:
+        self._put_after_break()
         stored = self._store.read_groups(after_seq=self._after_seq, limit=_MANY, kind=self._kind)
         arrived = {
             s.group.ticket_id for s in stored if self._is_of_the_version(s.group) and self._is_trusted(s.group)
@@ -178,9 +181,8 @@ class PinnedRequests:
     def _put_after_break(self) -> None:
         if self._num_breaks != (num_breaks := self._store.num_breaks):
             self._num_breaks = num_breaks
-            unsent = {t.id for t in self._unsent}
             # The store may have lost the latest tickets. Sending a ticket that it still has does nothing.
-            self._store.put_tickets([t for i, t in self._tickets.items() if i not in self._groups and i not in unsent])
+            self._store.put_tickets(self._pending())
 
     def _is_trusted(self, group: Group) -> bool:
         return group.actors.isdisjoint(self._fenced_actors())
@@ -226,7 +228,7 @@ def problem_number(ticket_id: str) -> int:
 
 
 def pinned_tickets(
-    kind: str,
+    kind: Kind,
     problems: list[tuple[Problem, int]],
     sampling: Sampling,
     *,
@@ -240,8 +242,6 @@ def pinned_tickets(
     `problems` are (problem, samples) pairs. Orders are negative, so these tickets are served first. `name` and `place`
     are those of the set if there are several.
     """
-    if kind not in ("eval", "probe"):
-        raise ValueError(f"kind must be eval or probe, got {kind!r}")
     return [
         Ticket(
             id=f"{kind}-{f'{name}-' if name else ''}{version}-{i:06d}",

@@ -6,23 +6,14 @@ import os
 import pathlib
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from bridge.files import replace_file
 from configs.run_folder import RunFolder
 from learner.metrics.metric_names import meaning
 
-
-class View(Protocol):
-    """In-process display of rows as they are written."""
-
-    def write(self, step: int, values: Mapping[str, float], *, time_s: float) -> None:
-        """Shows the scalars of a row, written at `time_s` Unix seconds; values may be non-finite."""
-        ...
-
-    def close(self) -> None:
-        """Closes the view."""
-        ...
+if TYPE_CHECKING:
+    from learner.metrics.tensorboard import TensorBoardSink
 
 
 class MetricsWriter:
@@ -41,7 +32,7 @@ class MetricsWriter:
         *,
         restored_step: int,
         incarnation: int,
-        view: View | None = None,
+        view: "TensorBoardSink | None" = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """Opens the record for rows after `restored_step`; `clock` returns Unix seconds."""

@@ -26,7 +26,7 @@ from actor.rewards.verifiers.judge import Judge
 from actor.sampling import Sampler
 from actor.serving import MAX_ATTEMPTS, Member, build_group
 from actor.weights.model_folder import tensor_table
-from bridge.rollout_types import Group, Sampling, Ticket, Version
+from bridge.rollout_types import Group, Ticket, Version
 from bridge.timeline import Timeline
 from configs.run_folder import RunFolder
 from configs.schema import Config
@@ -234,14 +234,7 @@ class Runner:
 
 def tickets_of(one: ProblemSet, *, version: Version, stop_token_ids: tuple[int, ...], place: int) -> list[Ticket]:
     """Returns the tickets of a set; `place` is the index of the set."""
-    how = one.config
-    sampling = Sampling(
-        max_tokens=how.max_tokens,
-        temperature=how.temperature or 0.0,
-        top_p=1.0 if how.top_p is None else how.top_p,
-        stop_token_ids=stop_token_ids,
-    )
-    problems = [(p, how.k) for p in one.problems]
+    problems, sampling = one.requests(stop_token_ids)
     return pinned_tickets("eval", problems, sampling, version=version, round=0, name=one.name, place=place)
 
 

@@ -239,5 +239,3 @@ def test_pinned_tickets_come_first_and_ask_for_the_version():
     # Probes before evaluations before any training ticket, each in its own order.
     orders = [t.order for t in probes + evals]
     assert orders == sorted(orders) and orders[-1] < 0
-    with pytest.raises(ValueError, match="eval or probe"):
-        pinned_tickets("train", pairs, Sampling(max_tokens=4), version=version, round=5)
