@@ -39,17 +39,13 @@ def read(file: pathlib.Path) -> tuple[str | None, dict[str, Any]]:
     return preset, raw
 
 
-def merged(base: Mapping[str, Any], tables: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns plain config data with the fields of TOML tables replaced. A table for a dict field replaces it."""
-    return _merged(Config, base, tables)
-
-
-def _merged(kind: type, base: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+def merged(base: Mapping[str, Any], tables: Mapping[str, Any], kind: type = Config) -> dict[str, Any]:
+    """Returns plain data of a `kind` with the fields of TOML tables replaced. A table for a dict field replaces it."""
     result, kinds = dict(base), typing.get_type_hints(kind)
-    for name, given in fields.items():
+    for name, given in tables.items():
         old, inner = base.get(name), kinds.get(name)
         if isinstance(inner, type) and dataclasses.is_dataclass(inner) and isinstance(given, Mapping):
-            result[name] = _merged(inner, cast(Mapping[str, Any], old), cast(Mapping[str, Any], given))
+            result[name] = merged(cast(Mapping[str, Any], old), cast(Mapping[str, Any], given), inner)
         else:
             result[name] = given
     return result

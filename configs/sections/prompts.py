@@ -373,8 +373,3 @@ class PromptsConfig(SourceFields):
     def parts(self) -> dict[str, float]:
         """Verifier weights of rows without their own rewards, by verifier. The last source wins for equal names."""
         return {name: weight for source in self.sources.values() for name, weight in source.parts.items()}
-
-    @property
-    def custom_verifiers(self) -> tuple[str, ...]:
-        """Custom verifiers. Rows cannot name any others."""
-        return tuple(name for name in self.parts if custom_functions.is_custom(name))

@@ -250,10 +250,8 @@ def check_bad_in_a_row(num_bad: int, last: BadRow) -> None:
 def _make_row(made: ReasoningGymSource | EnvironmentSource, index: int, path: str) -> RawProblem | BadRow:
     try:
         return made[index]
-    except ValueError as e:
-        return BadRow(index, str(e), path)
     except Exception as e:  # library or custom code generates the rows and may raise anything
-        return BadRow(index, f"{type(e).__name__}: {e}", path)
+        return BadRow(index, str(e) if isinstance(e, ValueError) else f"{type(e).__name__}: {e}", path)
 
 
 def _tokenize(raw: RawProblem, index: int, name: str, setting: SourceContext, path: str) -> Problem | BadRow:

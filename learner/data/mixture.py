@@ -46,7 +46,9 @@ class Curriculum:
 
     def weights(self) -> Mapping[str, float]:
         """Returns the current weight of each source."""
-        factor = {"none": _always, "learnable": self._learnable, "stages": self._staged}[self._config.curriculum]
+        if self._config.curriculum == "none":
+            return self._weights
+        factor = self._learnable if self._config.curriculum == "learnable" else self._staged
         return {name: weight * factor(name) for name, weight in self._weights.items()}
 
     def get_state(self) -> dict[str, Any]:
@@ -82,11 +84,6 @@ class Curriculum:
     def _is_passed(self, name: str) -> bool:
         enough = self._num_groups[name] >= self._config.curriculum_groups
         return enough and self._rewards[name] >= self._config.stage_reward
-
-
-def _always(name: str) -> float:
-    del name
-    return 1.0
 
 
 SCALE = 10**12

@@ -77,9 +77,7 @@ class RowFormat:
             template_arguments_field=prompts.template_arguments_field,
             teacher_field=prompts.teacher_field,
             ignored_fields=frozenset(prompts.ignored_names),
-            verifiers=frozenset(
-                (*VERIFIERS, *prompts.custom_verifiers, *filter(custom_functions.is_custom, source.parts))
-            ),
+            verifiers=frozenset((*VERIFIERS, *filter(custom_functions.is_custom, prompts.parts | source.parts))),
         )
 
     @property

@@ -9,7 +9,7 @@ from learner.data.completions import tokenize_completions
 from learner.data.parse_row import RowFormat
 from learner.data.problem import BadRow, Problem, RawProblem, is_held_out, question_key
 from learner.data.row_filter import FilterResult
-from learner.data.tokenizer import Tokenizer, max_prompt_tokens, tokenize
+from learner.data.tokenizer import Tokenizer, tokenize
 
 
 class Problems(Protocol):
@@ -56,7 +56,7 @@ class SourceContext:
         """Maximum tokens of a prompt: model.max_tokens minus the response; of a supervised row with its response."""
         if self.config.loss.is_supervised:
             return self.config.model.max_tokens
-        return max_prompt_tokens(self.config, response_tokens=self.response_tokens)
+        return self.config.model.max_tokens - (self.response_tokens or self.config.sampling.max_response_tokens)
 
     def form(self, source: PromptSource) -> RowFormat:
         """Returns the row format of a source."""

@@ -21,7 +21,6 @@ from bridge.text.chat_template import (
     read_chat_template,
 )
 from bridge.text.template_files import read_json
-from configs.schema import Config
 from configs.sections import PromptsConfig
 from learner.data.completeness import MAY_BE_DROPPED, NOTHING, check_complete
 from learner.data.problem import Problem, RawProblem
@@ -59,11 +58,6 @@ class Tokenizer:
     def num_tokens(self, texts: Sequence[str]) -> list[int]:
         """Returns the number of tokens per text; a parallel batch, much faster than repeated `encode`."""
         return [len(ids) for ids in text_tokens.encode_batch(self.backend, texts)]
-
-    @property
-    def chat_template(self) -> str:
-        """Jinja source; empty if the folder has no template, or several without a default."""
-        return self.chat.source
 
     @property
     def special_tokens(self) -> Mapping[str, str]:
@@ -269,8 +263,3 @@ def messages_of(raw: RawProblem, tokenizer: Tokenizer, config: PromptsConfig) ->
     if config.system_prompt and messages[0]["role"] not in ("system", "developer"):
         messages = ({"role": "system", "content": config.system_prompt}, *messages)
     return messages
-
-
-def max_prompt_tokens(config: Config, *, response_tokens: int = 0) -> int:
-    """Returns the tokens left for a prompt; `response_tokens` 0 means sampling.max_response_tokens."""
-    return config.model.max_tokens - (response_tokens or config.sampling.max_response_tokens)

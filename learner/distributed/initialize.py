@@ -6,6 +6,7 @@ import jax
 from absl import logging
 from jax._src import clusters, distributed
 
+from bridge.files import first_line
 from learner.distributed.channel import Processes, ProcessLostError, SingleProcess
 
 DETECTED = ("gcetpu", "gketpu", "slurm", "ompi")
@@ -108,7 +109,7 @@ def connect(identity: Identity, *, init_timeout_s: int, peer_timeout_s: int) -> 
     except jax.errors.JaxRuntimeError as e:
         raise ProcessLostError(
             f"the learner's {identity.count} processes did not all connect to {identity.coordinator} within "
-            f"{init_timeout_s} s: {str(e).splitlines()[0][:200]}"
+            f"{init_timeout_s} s: {first_line(e)}"
         ) from e
     logging.info(
         "host=%d of %d coordinator=%s devices=%d of %d",
@@ -128,4 +129,4 @@ def disconnect(hosts: Processes) -> None:
     try:
         jax.distributed.shutdown()
     except jax.errors.JaxRuntimeError as e:
-        logging.warning("other learner processes exited before disconnect error=%s", str(e).splitlines()[0][:200])
+        logging.warning("other learner processes exited before disconnect error=%s", first_line(e))

@@ -253,15 +253,15 @@ def _place(index: Any, shape: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
 class BatchBroadcast:
     """Broadcast of trees of one structure over one mesh. All processes call it in the same order relative to steps."""
 
-    def __init__(self, shapes: Any, mesh: Mesh, *, leader: int = 0) -> None:
-        """Builds the programs; the first call compiles them. Process `leader` has the arrays.
+    def __init__(self, shapes: Any, mesh: Mesh) -> None:
+        """Builds the programs; the first call compiles them. Process 0 has the arrays.
 
         `shapes` are those of the global arrays, with shardings over the mesh (`sharding.placed`). The mesh has the same
         number of devices of each process, in any order.
         """
         self._shapes = shapes
-        first = next(device for device in mesh.devices.flat if device.process_index == leader)
-        self._source = first if leader == jax.process_index() else None
+        first = next(device for device in mesh.devices.flat if device.process_index == 0)
+        self._source = first if jax.process_index() == 0 else None
         self._axes = mesh.axis_names
         self._apart = NamedSharding(mesh, PartitionSpec(self._axes))
         """Sharding of the summands: one whole array per device."""

@@ -7,7 +7,8 @@ Convention (Chowdhery et al., 2022, "PaLM", appendix B, with the differences nam
 - A mixture of experts counts only the active experts of a token, and the router.
 - Attention is causal within a sequence: a token attends to half of its sequence on average, so a sequence of L
   tokens costs 2 L^2 H hd forward FLOPs per layer (q k^T and p v, L^2 / 2 pairs each). PaLM and many tables count
-  all L^2 pairs (`causal=False`), which inflates the FLOPs of long sequences by up to a factor of two.
+  all L^2 pairs, which inflates the FLOPs of long sequences by up to a factor of two. The smaller number of pairs of a
+  sliding window is not subtracted.
 - The head is counted for scored tokens only, because only their logits enter the loss. To compare with
   pre-training, which scores every token, pass `num_tokens` as `num_scored_tokens`.
 - Recomputation by rematerialization is not counted. `launch.tools.compile_tpu` counts it (HFU).
@@ -34,7 +35,7 @@ def forward_flops(
     config: Architecture, *, num_tokens: float, num_scored_tokens: float, sum_squared_lengths: float
 ) -> float:
     """Returns the FLOPs of a forward pass, which is the cost of scoring; arguments as `model_flops`."""
-    return sum(_forward_parts(config, num_tokens, num_scored_tokens, sum_squared_lengths, causal=True))
+    return sum(_forward_parts(config, num_tokens, num_scored_tokens, sum_squared_lengths))
 
 
 def model_flops(
@@ -43,7 +44,6 @@ def model_flops(
     num_tokens: float,
     num_scored_tokens: float,
     sum_squared_lengths: float,
-    causal: bool = True,
     num_adapter_params: int = 0,
 ) -> float:
     """Returns the FLOPs of a training step: 3 x (2 N T + 2 D V T_scored + 2 L H hd sum_i n_i^2).
@@ -56,11 +56,9 @@ def model_flops(
       num_tokens: T, prompt and response tokens without padding.
       num_scored_tokens: tokens that enter the loss, for which the head is counted.
       sum_squared_lengths: sum over sequences of squared length, prompt plus response.
-      causal: count the L^2 / 2 pairs of a causal mask; False counts all, as PaLM does. The smaller number of pairs of a
-        sliding window is not subtracted.
       num_adapter_params: parameters of low-rank adapters if only they train; 0 if all parameters train.
     """
-    layers, attention, head = _forward_parts(config, num_tokens, num_scored_tokens, sum_squared_lengths, causal)
+    layers, attention, head = _forward_parts(config, num_tokens, num_scored_tokens, sum_squared_lengths)
     if not num_adapter_params:
         return 3 * (layers + attention + head)
     return 2 * (layers + head) + 3 * (attention + 2.0 * num_adapter_params * num_tokens)
@@ -80,13 +78,12 @@ def adapter_params(config: Architecture, lora: LoraConfig) -> int:
 
 
 def _forward_parts(
-    config: Architecture, num_tokens: float, num_scored_tokens: float, sum_squared_lengths: float, causal: bool
+    config: Architecture, num_tokens: float, num_scored_tokens: float, sum_squared_lengths: float
 ) -> tuple[float, float, float]:
     """Returns the FLOPs of (projections and MLPs, attention, head)."""
-    pairs = sum_squared_lengths / 2 if causal else sum_squared_lengths
     return (
         2.0 * matmul_params(config) * num_tokens,
-        4.0 * config.num_layers * config.num_heads * config.head_dim * pairs,
+        2.0 * config.num_layers * config.num_heads * config.head_dim * sum_squared_lengths,
         2.0 * config.hidden_size * config.vocab_size * num_scored_tokens,
     )
 

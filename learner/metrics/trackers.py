@@ -16,6 +16,7 @@ from typing import Any, BinaryIO, Protocol
 from absl import logging
 
 from bridge.files import replace_file
+from configs.custom_functions import first_line
 from learner.metrics.metric_names import FAMILIES, METRICS, meaning
 
 Row = Mapping[str, Any]
@@ -223,7 +224,7 @@ class TrackerFeed:
         self._num_failures, self._waiting = 0, []
 
     def _failed(self, error: Exception, sent: dict[str, int]) -> None:
-        problem = _one_line(error)
+        problem = first_line(error)[:300]
         if problem != self.marks.problem and self._is_patient:
             logging.error("%s takes no metrics: %s; they wait in %s", self._name, problem, self._record)
         self._note(sent=sent, num_unsure=self._num_in_memory, problem=problem)
@@ -234,7 +235,7 @@ class TrackerFeed:
         self._wait(pause_s)
 
     def _did_not_close(self, error: Exception) -> None:
-        problem = _one_line(error)
+        problem = first_line(error)[:300]
         self._note(num_unsure=self._num_taken, problem=problem)
         said = f"{self._name} failed to close: {problem}; {self._num_taken} rows of this start may be missing"
         if not self._is_patient:
@@ -270,10 +271,6 @@ class TrackerFeed:
                 if len(rows) == MAX_ROWS:
                     break
         return rows
-
-
-def _one_line(error: Exception) -> str:
-    return (f"{type(error).__name__}: {error}".splitlines() or [""])[0][:300]
 
 
 def _whole_lines(file: BinaryIO) -> Iterator[dict[str, Any]]:

@@ -8,7 +8,6 @@ from configs.sections.prompts import PromptSource
 from learner.data import generated
 from learner.data.open_sources import open_sources
 from learner.data.problem import Problem, is_held_out
-from learner.data.tokenizer import max_prompt_tokens
 from tests.learner.data.rooms import SUMS, config_of, jsonl, parquet, rows_of
 
 
@@ -71,7 +70,7 @@ def test_open_file_prompts_too_long_are_set_aside_with_their_rows_and_counted(tm
     bound = 64 - 16
     rows = [{"prompt": f"{n}".rjust(bound + extra, "x"), "answer": n} for n in range(20) for extra in (0, 1)]
     config = config_of(path=jsonl(tmp_path, [*rows, "torn", ""]), held_out_one_in=2)
-    assert max_prompt_tokens(config) == bound
+    assert config.model.max_tokens - config.sampling.max_response_tokens == bound
     opened = open_one(config, tokenizer)
     problems = [*(opened.problems[i] for i in range(len(opened.problems))), *opened.held_out]
     assert {p.prompt_tokens.size for p in problems} == {bound} and len(problems) == 20

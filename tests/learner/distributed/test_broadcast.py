@@ -35,14 +35,14 @@ def trees(seed):
     }
 
 
-def check(mesh, leader):
+def check(mesh):
     rows, whole = batch_sharding(mesh), replicated(mesh)
     shapes = jax.tree.map(abstract, trees(0))
     shapes = placed(shapes, jax.tree.map(lambda x: rows if x.ndim else whole, shapes))
-    spread = BatchBroadcast(shapes, mesh, leader=leader)
+    spread = BatchBroadcast(shapes, mesh)
     for seed in range(len(SPECIAL)):
         want = trees(seed)
-        got = jax.block_until_ready(spread(want if hosts.index == leader else shapes))
+        got = jax.block_until_ready(spread(want if hosts.is_leader else shapes))
         for name, x in got.items():
             assert (x.shape, x.dtype) == (shapes[name].shape, shapes[name].dtype)
             assert x.sharding.is_equivalent_to(shapes[name].sharding, x.ndim), (x.sharding, shapes[name].sharding)
@@ -65,8 +65,8 @@ devices = jax.devices()
 mixed = [d for pair in zip(*(devices[i::4] for i in range(4))) for d in pair][::-1]
 turned = devices[::2] + devices[1::2]
 for axes, order in zip(AXES, itertools.cycle((None, turned))):
-    check(make_mesh(**axes, devices=order), leader=0)
-check(make_mesh(data=2, fsdp=2, tensor=2, devices=mixed), leader=1)
+    check(make_mesh(**axes, devices=order))
+check(make_mesh(data=2, fsdp=2, tensor=2, devices=mixed))
 """
 )
 
