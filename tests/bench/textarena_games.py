@@ -81,7 +81,8 @@ async def main() -> None:
     finally:
         await pool.close()
     file = ROOT / "configs/tasks" / textarena.GAMES_FILE
-    file.write_text(json.dumps(tried, indent=1) + "\n")
+    lines = ",\n".join(f" {json.dumps(game)}: {json.dumps(found)}" for game, found in tried.items())
+    file.write_text(f"{{\n{lines}\n}}\n")
 
 
 if __name__ == "__main__":
