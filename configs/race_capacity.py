@@ -23,9 +23,8 @@ def check_race_capacity(
 ) -> str | None:
     """Returns a message if not all racing requests can run concurrently; None if they can.
 
-    A race with waiting requests selects by start time instead of length. For num_engines=0, which is unknown, the
-    message states how many are required. `num_sequences` are those of all engines, by default num_engines *
-    max_num_seqs.
+    A race with waiting requests selects by start time instead of length. If num_engines is 0, for unknown, the message
+    states how many are required. `num_sequences` counts all engines, by default num_engines * max_num_seqs.
     """
     num_requests = num_racing(config)
     num_sequences = num_engines * max_num_seqs if num_sequences is None else num_sequences

@@ -117,7 +117,7 @@ class ChatTemplate:
           add_generation_prompt: end with the beginning of the assistant's next message.
           continue_final_message: end within the last message, so that the assistant continues it.
           tools: JSON schemas of callable tools.
-          arguments: template variables that override those of the settings.
+          arguments: template variables, which override the settings.
         """
         source = self.source_for(tools=bool(tools))
         given = {**self.settings.arguments, **(arguments or {})}

@@ -76,8 +76,8 @@ def open_file(
     """Opens a source of rows, scans it and logs the counts.
 
     Holds out at most `num_held_out` of `eval_rows`, or of the rows that a hash selects if it is None. `gold_failures`
-    are reasons by number of rows whose reference answer fails validation. Raises ValueError if the file is unusable, or
-    leaves no problem to train on or to evaluate.
+    are reasons by row number for rows whose reference answer fails validation. Raises ValueError if the file is
+    unusable, or leaves no problem to train on or to evaluate.
     """
     source = setting.config.prompts.sources[name]
     form = setting.form(source)

@@ -256,7 +256,7 @@ class BatchBroadcast:
     def __init__(self, shapes: Any, mesh: Mesh) -> None:
         """Builds the programs; the first call compiles them. Process 0 has the arrays.
 
-        `shapes` are those of the global arrays, with shardings over the mesh (`sharding.placed`). The mesh has the same
+        `shapes` describes the global arrays, with shardings over the mesh (`sharding.placed`). The mesh has the same
         number of devices of each process, in any order.
         """
         self._shapes = shapes

@@ -38,8 +38,8 @@ def avg_at_k(rewards: Float64[np.ndarray, "N k"]) -> Estimate:
 def pass_at(num_samples: int, num_passed: int, j: int) -> float:
     """Returns the unbiased probability that at least one of j samples passes, from n samples of which c passed.
 
-    1 - C(n - c, j) / C(n, j) (Chen et al. 2021, arXiv 2107.03374, equation 1), as a product. Raises ValueError unless 1
-    <= j <= n and 0 <= c <= n.
+    1 - C(n - c, j) / C(n, j) (Chen et al. 2021, arXiv 2107.03374, equation 1), as a product. Raises ValueError
+    unless 1 <= j <= n and 0 <= c <= n.
     """
     if not 1 <= j <= num_samples or not 0 <= num_passed <= num_samples:
         raise ValueError(f"expected 1 <= j <= n and 0 <= c <= n, got j={j} n={num_samples} c={num_passed}")

@@ -57,7 +57,7 @@ class PinnedRequests:
 
         Args:
           kind: kind of the tickets.
-          store: receives tickets and provides groups.
+          store: store of the tickets and their groups.
           on_wait: called on every poll that found nothing; may raise.
           is_exact: True if all tokens must be from the requested version; else newer steps of its incarnation are
             accepted.
