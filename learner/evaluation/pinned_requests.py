@@ -65,7 +65,8 @@ class PinnedRequests:
           name: name of the set, as part of ticket ids; empty for a single set.
           place: position of the set; lower positions are served first.
         """
-        self._kind, self._name, self._place = kind, name, place
+        self._kind: Kind = kind
+        self._name, self._place = name, place
         self.is_exact = is_exact
         self._store = store
         self._while_waiting = on_wait

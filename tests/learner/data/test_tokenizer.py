@@ -37,7 +37,7 @@ def test_load_special_tokens_and_stop_ids(folder):
     tokenizer = load(folder)
     assert tokenizer.special_tokens == {"pad_token": "<pad>", "eos_token": "<eos>"}
     assert tokenizer.stop_token_ids == (EOS,)
-    assert tokenizer.chat_template == ""
+    assert tokenizer.chat.source == ""
 
 
 def test_load_stop_ids_are_those_of_all_files_together(folder):
