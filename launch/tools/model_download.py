@@ -47,15 +47,9 @@ def is_hub_name(name: str) -> bool:
 def get(out: pathlib.Path, identity: dict[str, str], fill: Callable[[pathlib.Path], None]) -> bool:
     """Makes a model folder unless it exists; returns True if it was made now.
 
-    The model is written to a sibling folder, checked, and renamed. Concurrent processes wait for the first one.
-
-    Args:
-      out: the model folder.
-      identity: JSON that identifies the model and its source.
-      fill: writes the model into a folder, which may contain files of an interrupted attempt.
-
-    Raises:
-      ValueError: the folder is not writable or contains something else, or the model is unavailable or not trainable.
+    The model is written to a sibling folder, checked, and renamed. Concurrent processes wait for the first one. `fill`
+    writes into a folder that may contain files of an interrupted attempt. Raises ValueError if the folder is not
+    writable or contains something else, or the model is unavailable or not trainable.
     """
     place = pathlib.Path(os.path.abspath(out))  # resolves `.` and `..`
     record = json.dumps(identity, indent=1, sort_keys=True).encode() + b"\n"
@@ -88,11 +82,7 @@ def get(out: pathlib.Path, identity: dict[str, str], fill: Callable[[pathlib.Pat
 
 
 def check_trainable(folder: pathlib.Path) -> None:
-    """Checks a model folder: a supported architecture, all weights, and a matching tokenizer.
-
-    Raises:
-      ValueError: something is missing or unsupported; the message names it.
-    """
+    """Raises ValueError unless a folder has a supported architecture, all weights, and a matching tokenizer."""
     model = _architecture(folder)
     if missing := missing_weights(folder):
         raise ValueError(f"{folder}: missing weights: {missing}")
@@ -120,10 +110,8 @@ def licence_of(folder: pathlib.Path) -> str:
 def from_hub(name: str, revision: str, folder: pathlib.Path) -> None:
     """Downloads a model from the Hub; the library resumes downloads and checks hashes. Empty revision: the newest.
 
-    The config is downloaded first, so weights of an unsupported model are never fetched.
-
-    Raises:
-      ValueError: the model is unavailable or not trainable.
+    The config is downloaded first, so weights of an unsupported model are never fetched. Raises ValueError if the model
+    is unavailable or not trainable.
     """
     import huggingface_hub
     from huggingface_hub.errors import HfHubHTTPError

@@ -8,11 +8,7 @@ from launch.cli import first_line
 
 
 def check_out_file(given: str, *, flag: str = "--out", suffixes: tuple[str, ...] = ()) -> pathlib.Path:
-    """Returns the file named by a flag, after a test write; `suffixes` lists its allowed formats.
-
-    Raises:
-      ValueError: the file is not writable; the message names the flag.
-    """
+    """Returns the file named by a flag, after a test write; raises ValueError if it is not writable."""
     out = pathlib.Path(given).expanduser()
     if suffixes and out.suffix.lower() not in suffixes:
         raise ValueError(f"{flag}={given}: expected a file that ends in {', '.join(suffixes)}")
@@ -30,11 +26,7 @@ def check_out_file(given: str, *, flag: str = "--out", suffixes: tuple[str, ...]
 
 
 def write_out_file(out: pathlib.Path, text: str) -> None:
-    """Writes a file atomically; if that fails, saves the text in the temporary folder.
-
-    Raises:
-      OSError: the write failed; the message names the temporary file.
-    """
+    """Writes a file atomically; if that fails, raises OSError that names a temporary file with the text."""
     try:
         replace_file(out, text.encode())
     except OSError as e:

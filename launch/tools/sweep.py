@@ -89,11 +89,7 @@ def _trained(config: Config, folder: pathlib.Path) -> api.TrainedRun:
 
 
 def _points() -> list[dict[str, str]]:
-    """Returns the overrides of each point, in the order of the flags; the last field varies fastest.
-
-    Raises:
-      ValueError: no point is given, or --grid or the file is malformed.
-    """
+    """Returns the overrides of each point, in the order of the flags; the last field varies fastest."""
     if (_POINTS.value is None) == (not _GRID.value):
         raise ValueError("set --grid=FIELD=VALUE,... or --points=FILE")
     if _POINTS.value is not None:

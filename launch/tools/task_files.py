@@ -9,11 +9,7 @@ from configs.tasks.catalog import TASKS, File
 
 
 def write(task: str, out: pathlib.Path, *, seed: int) -> dict[pathlib.Path, int]:
-    """Writes a task's files into a folder; returns the number of rows per file.
-
-    Raises:
-      OSError: the folder is not writable.
-    """
+    """Writes a task's files into a folder; returns the number of rows per file."""
     out.mkdir(parents=True, exist_ok=True)
     written: dict[pathlib.Path, int] = {}
     for name, file in TASKS[task].items():

@@ -158,11 +158,7 @@ def make_job(config_path: str | None, topology: str | None, model: str | None, g
 
 
 def num_chips(topology: str) -> int:
-    """Returns the number of chips of a slice by its name.
-
-    Raises:
-      ValueError: the name is malformed, or its chip generation is unknown.
-    """
+    """Returns the number of chips of a slice by its name; raises ValueError if there is no such slice."""
     family, _, shape = topology.partition(":")
     if family not in TPU_CHIPS:
         raise ValueError(
@@ -176,12 +172,7 @@ def num_chips(topology: str) -> int:
 
 
 def compile_job(job: CompileJob, python: pathlib.Path, *, dump: str | None = None) -> Compiled:
-    """Compiles a job in libtpu's environment.
-
-    Raises:
-      ValueError: the worker rejected its input.
-      RuntimeError: the worker failed.
-    """
+    """Compiles a job in libtpu's environment; raises ValueError for rejected input, RuntimeError for a failure."""
     message = {"config": dataclasses.asdict(job.config), "model": job.model, "topology": job.topology, "dump": dump}
     with tempfile.TemporaryDirectory() as folder:
         file = pathlib.Path(folder) / "answer.json"

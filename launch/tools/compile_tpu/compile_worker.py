@@ -38,11 +38,7 @@ _EXTRAS = ("learner", "tpu")
 
 
 def requirements() -> list[str]:
-    """Returns the project's requirements of a learner on a TPU, in pip's format.
-
-    Raises:
-      ValueError: the project is not installed.
-    """
+    """Returns the project's requirements of a learner on a TPU, in pip's format."""
     try:
         declared = metadata.requires("sluice") or []
     except metadata.PackageNotFoundError as e:
@@ -60,10 +56,8 @@ def requirements() -> list[str]:
 def tpu_python() -> pathlib.Path:
     """Returns the Python of the environment with jax and libtpu, creating it if needed (about a minute).
 
-    The environment is $SLUICE_TPU_VENV, or a cache folder whose name depends on the requirements.
-
-    Raises:
-      ValueError: the environment could not be created.
+    The environment is $SLUICE_TPU_VENV, or a cache folder whose name depends on the requirements. Raises ValueError if
+    it cannot be created.
     """
     wanted = requirements()
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -144,11 +138,7 @@ def main() -> None:
 
 
 def measure(job: dict[str, Any]) -> dict[str, Any]:
-    """Compiles every step of the job and collects its requirements.
-
-    Raises:
-      ValueError: topology, mesh and model do not match.
-    """
+    """Compiles every step of the job and collects its requirements; raises ValueError for invalid input."""
     config = overrides.from_dict(job["config"])
     mesh = topology_mesh(job["topology"], config)
     model = Architecture.from_hf(job["model"])
@@ -179,8 +169,7 @@ def measure(job: dict[str, Any]) -> dict[str, Any]:
 def topology_mesh(topology: str, config: Config) -> Mesh:
     """Returns the config's mesh over the chips of a slice, ordered along its links as on hardware.
 
-    Raises:
-      ValueError: libtpu does not know the topology, or the mesh has another number of chips.
+    Raises ValueError if libtpu does not know the topology, or the mesh has another number of chips.
     """
     try:
         devices = topologies.get_topology_desc(platform="tpu", topology_name=topology).devices

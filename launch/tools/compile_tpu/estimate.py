@@ -134,5 +134,4 @@ def hbm_bytes(answer: dict[str, Any]) -> dict[str, int]:
 
 
 def _own(memory: dict[str, int]) -> int:
-    """Returns the bytes that a program needs in addition to its arguments."""
     return memory["temp"] + max(memory["output"] - memory["alias"], 0)

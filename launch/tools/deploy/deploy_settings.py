@@ -123,11 +123,7 @@ def tpu_slice(kind: str, *, num_chips: int, topology: str = "") -> Hosts:
 
 
 def gpu_hosts(kind: str, *, num_gpus: int, is_gke: bool) -> Hosts:
-    """Returns whole hosts with `num_gpus` GPUs in total, or a part of one host.
-
-    Raises:
-      ValueError: the GPUs do not fill whole hosts.
-    """
+    """Returns whole hosts with `num_gpus` GPUs in total, or a part of one; raises ValueError if a host is not full."""
     gpu = _GPUS[kind]
     count = max(1, num_gpus // gpu.per_host)
     if num_gpus != count * min(num_gpus, gpu.per_host):

@@ -107,11 +107,7 @@ def deploy(config: Config, settings: DeploySettings) -> Deployment:
 
 
 def _on_storage(config: Config, settings: DeploySettings) -> Config:
-    """Returns the config with its run folder on the shared storage.
-
-    Raises:
-      ValueError: an input or output path is not on the storage.
-    """
+    """Returns the config with its run folder on the shared storage; raises ValueError if another path is not on it."""
     root = pathlib.PurePosixPath(settings.mount if settings.target == "kubernetes" else "/")
     where = f"below {root}, where the claim is" if settings.target == "kubernetes" else "absolute, on shared storage"
     run_dir = config.run.dir or (str(root / "runs" / config.run.name) if settings.target == "kubernetes" else "")
@@ -140,10 +136,7 @@ def _prompt_paths(config: Config) -> dict[str, str]:
 
 
 def _listening(config: Config, settings: DeploySettings) -> Config:
-    """Returns the config with the learner serving on all addresses of its host, unless one is configured.
-
-    The port is the same on every host. The learner announces each host's own address to the actors.
-    """
+    """Returns the config with the learner serving on all addresses of its host, unless one is configured."""
     if config.publish.serve == "none":
         return config
     listen = config.publish.listen
@@ -159,8 +152,7 @@ def _listening(config: Config, settings: DeploySettings) -> Config:
 def store_of_actors(config: Config, user: str) -> str:
     """Returns the store's URL with the actors' login in place of the learner's.
 
-    Raises:
-      ValueError: the URL names files of the learner's login, or the actors' login equals the learner's.
+    Raises ValueError if the URL names files of the learner's login, or the actors' login equals the learner's.
     """
     url = config.store.url
     if files := files_of_a_login(url):
@@ -242,15 +234,10 @@ def _check_memory(deployment: Deployment) -> None:
 
 
 def learner(deployment: Deployment, *, config: str, address: str, coordinator: str, index: str) -> list[str]:
-    """Returns the arguments of one learner process.
+    """Returns the arguments of one learner process; `index` is its index, as a shell or Kubernetes variable.
 
-    Args:
-      deployment: the deployment.
-      config: path of the config's JSON file on the host.
-      address: address of a host for actors, with {process_id} or {host} as a placeholder. All processes have the same
-        arguments, because each writes the same config into the run folder.
-      coordinator: host:port of process 0.
-      index: index of this process, as a shell or Kubernetes variable.
+    `address` is a host's address for actors, with {process_id} or {host} as a placeholder. All processes have the same
+    arguments, because each writes the same config into the run folder. `coordinator` is host:port of process 0.
     """
     arguments = ["-m", "launch.learner", f"--config={config}"]
     if deployment.config.publish.serve != "none":

@@ -53,16 +53,9 @@ def check_image(flag: str, value: str) -> None:
 
 
 def check_mount(flag: str, value: str, *, read_only: tuple[str, ...], scratch: tuple[str, ...]) -> None:
-    """Checks that a volume can be mounted at a folder without hiding one of the pod's own volumes.
+    """Raises ValueError if a volume mounted at a folder would hide one of the pod's own volumes.
 
-    Args:
-      flag: flag named in the error.
-      value: the folder.
-      read_only: the pod's read-only folders, in which nothing can be mounted.
-      scratch: the pod's folders that a volume may be mounted below, but not at.
-
-    Raises:
-      ValueError: the folder is invalid; the message names the flag.
+    Nothing can be mounted in a `read_only` folder; a volume may be mounted below a `scratch` folder, but not at it.
     """
     parts = value.split("/")[1:]
     is_path = value.startswith("/") and value.isprintable() and ":" not in value

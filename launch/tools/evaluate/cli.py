@@ -130,11 +130,7 @@ def main() -> int:
 
 
 def _what() -> tuple[pathlib.Path, int | None, Config]:
-    """Returns (model folder, step of the run or None, config).
-
-    Raises:
-      ValueError: the command line is incomplete or invalid.
-    """
+    """Returns (model folder, step of the run or None, config); raises ValueError for an invalid command line."""
     run_dir, preset = flags.FLAGS.run_dir, flags.FLAGS.config
     given_model = _MODEL.value
     if (given_model is None) == (run_dir is None):

@@ -56,13 +56,8 @@ class EvalProblems:
 def open_problems(config: Config, model: pathlib.Path, run: RunFolder | None = None) -> EvalProblems:
     """Opens all sets of the config; prints the number of problems and of quarantined rows per set.
 
-    Args:
-      config: settings of the evaluation.
-      model: folder with the tokenizer.
-      run: run whose rows with a wrong reference answer are no held-out problems.
-
-    Raises:
-      ValueError: a source or the tokenizer is invalid, or a set is empty.
+    Rows of `run` with a wrong reference answer are no held-out problems. Raises ValueError if a source or the tokenizer
+    is invalid, or a set is empty.
     """
     tokenizer = load_tokenizer(model, vocab_size=settings.vocab_size(model), template=config.prompts.template_settings)
     own = open_own_sets(config, tokenizer)
@@ -96,12 +91,11 @@ LINE_S = 15.0
 
 
 class Progress:
-    """Progress over all sets, in samples."""
+    """Progress over all sets, in samples; `totals` are the samples per set."""
 
     def __init__(
         self, totals: Mapping[str, int], *, console: Console | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Begins with no samples done; `totals` are the samples per set."""
         self._totals, self._clock = dict(totals), clock
         self._console = console or make_console()
         self._bars = Bars(
@@ -163,7 +157,10 @@ ACTOR = "evaluation"
 
 
 class Runner:
-    """Runner of tickets with a bounded number of concurrent samples."""
+    """Runner of tickets with a bounded number of concurrent samples.
+
+    A ticket whose responses cannot be scored is tried `max_attempts` times.
+    """
 
     def __init__(
         self,
@@ -174,7 +171,6 @@ class Runner:
         places: int,
         max_attempts: int = MAX_ATTEMPTS,
     ) -> None:
-        """Prepares the runner; a ticket whose responses cannot be scored is tried `max_attempts` times."""
         self._sampler, self._rewards, self._read = sampler, rewards, read
         self._places = asyncio.Semaphore(places)
         self._num_at_once = places + 1
@@ -184,10 +180,7 @@ class Runner:
     async def run(self, tickets: Sequence[Ticket], *, done: Callable[[Ticket, Group | None], None]) -> list[Group]:
         """Returns the groups of all tickets in order, without tickets that failed.
 
-        `done` is called per ticket, with its group or None.
-
-        Raises:
-          ExceptionGroup: contains errors that no ticket caused (EngineDeadError).
+        Raises ExceptionGroup for errors that no ticket caused (EngineDeadError).
         """
         waiting = iter(tickets)
         groups: dict[str, Group] = {}
@@ -246,11 +239,7 @@ def leaves(error: BaseException) -> list[str]:
 
 
 def start_engine(model: pathlib.Path, config: Config, *, seed: int) -> "VllmEngine":
-    """Starts the engine with the folder's own weights; may take minutes.
-
-    Raises:
-      Exception: the engine does not start.
-    """
+    """Starts the engine with the folder's own weights; may take minutes."""
     if config.actor.cpu_cores:
         bind_to_cores(core_ids(config.actor.cpu_cores))
     if config.actor.devices:
@@ -272,17 +261,8 @@ async def evaluate_all(
 ) -> dict[str, list[Group]]:
     """Evaluates all sets, one after another; returns the groups per set, and always closes the engine.
 
-    Args:
-      config: settings of the evaluation.
-      problems: the sets and their tokenizer.
-      engine: engine with the folder's own weights.
-      timeline: receives the events.
-      judge: judge of the responses, if any set needs one.
-      version: names the weights in tickets.
-      progress: shows the progress.
-
-    Raises:
-      ExceptionGroup: contains errors that no problem caused (EngineDeadError).
+    `version` names the engine's own weights in tickets. Raises ExceptionGroup for errors that no problem caused
+    (EngineDeadError).
     """
     tokenizer = problems.tokenizer
     async with contextlib.AsyncExitStack() as parts:

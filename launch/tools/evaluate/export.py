@@ -24,14 +24,9 @@ def steps_of(run: RunFolder) -> list[int]:
 
 
 def model_of(run: RunFolder, step: int | None) -> tuple[int, pathlib.Path]:
-    """Returns (step, folder) of a run's model, exporting it to `model-STEP` first if needed.
+    """Returns (step, folder) of a run's model, exporting it to `model-STEP` first if needed; None: the newest step.
 
-    Args:
-      run: run folder.
-      step: step of the weights; None means the newest.
-
-    Raises:
-      ValueError: the step does not exist, or the export failed.
+    Raises ValueError if the step does not exist, or the export failed.
     """
     there = steps_of(run)
     if not there:
@@ -57,11 +52,8 @@ def model_of(run: RunFolder, step: int | None) -> tuple[int, pathlib.Path]:
 def export(run: RunFolder, step: int, target: pathlib.Path) -> None:
     """Restores a checkpoint's weights, verifies their hashes, and writes the model; the run stays unchanged.
 
-    Training settings such as attention, reference or optimizer are ignored, because nothing is computed.
-
-    Raises:
-      CheckpointError: the checkpoint is damaged, or belongs to another model.
-      ValueError: the folder is not a run folder.
+    Raises CheckpointError if the checkpoint is damaged or belongs to another model, and ValueError if the folder is no
+    run folder.
     """
     from launch.startup.prepare_run import open_prepared
     from learner.checkpoint import Checkpoints

@@ -76,7 +76,7 @@ def write(found: Json, out: pathlib.Path) -> None:
 def keep_beside(found: Json, run: RunFolder) -> None:
     """Writes a checkpoint's results into the run's folder as well, where `launch.tools.report` finds them.
 
-    Prints the next command. A failed write is only reported: the results are already in the user's file.
+    A failed write is only reported: the results are already in the user's file.
     """
     text = json.dumps(found, indent=2, allow_nan=False) + "\n"
     try:

@@ -46,11 +46,7 @@ class EvalRequest:
 
 
 def prompt_set(text: str) -> tuple[str, EvaluationSet]:
-    """Parses one --prompts, `[NAME=]SOURCE`, into (name, set); SOURCE is as in the help of --prompts.
-
-    Raises:
-      ValueError: the source is empty.
-    """
+    """Parses one --prompts, `[NAME=]SOURCE`, into (name, set); SOURCE is as in the help of --prompts."""
     match = _NAMED.fullmatch(text)
     name, source = (match[1], match[2]) if match else ("", text)
     if not source:
@@ -77,11 +73,7 @@ def _as_name(text: str) -> str:
 
 
 def default_base(model: pathlib.Path) -> Config:
-    """Returns the config for an evaluation without a run or a preset.
-
-    Raises:
-      ValueError: the model folder is invalid.
-    """
+    """Returns the config for an evaluation without a run or a preset; raises ValueError for an invalid model folder."""
     window = context_length(model)
     response_tokens = min(DEFAULT_RESPONSE_TOKENS, window // 2)
     return Config(
@@ -98,16 +90,7 @@ def resolve_config(base: Config, asked: EvalRequest, given: Mapping[str, str], m
 
     Without --prompts the base's own sets are evaluated. With --prompts or --k the default temperature is 0 for one
     sample per problem and 1 for more, unless the set or the base sets a temperature. Adapters are off, because the
-    folder's weights are complete.
-
-    Args:
-      base: config of a run, a preset, or the defaults.
-      asked: the command's own flags.
-      given: --config.section.field=value overrides by dotted path.
-      model: model folder.
-
-    Raises:
-      ValueError: the settings are invalid.
+    folder's weights are complete. `given` are the --config.section.field=value overrides by dotted path.
     """
     window, sets = context_length(model), _sets(base.evaluation, asked.prompts)
     response_tokens = asked.max_tokens or _response_tokens(base, window)
@@ -216,11 +199,7 @@ def _sets(evaluation: EvaluationConfig, prompts: Sequence[str]) -> dict[str, Eva
 
 
 def context_length(model: pathlib.Path) -> int:
-    """Returns the model's maximum sequence length in tokens, from its config.json.
-
-    Raises:
-      ValueError: the folder or the field is missing.
-    """
+    """Returns the model's maximum sequence length in tokens; raises ValueError if its config.json lacks it."""
     config = _read(model)
     for part in (config, config.get("text_config") or {}):
         if isinstance(part.get("max_position_embeddings"), int):
@@ -229,11 +208,7 @@ def context_length(model: pathlib.Path) -> int:
 
 
 def vocab_size(model: pathlib.Path) -> int:
-    """Returns the rows of the model's embedding, from its config.json.
-
-    Raises:
-      ValueError: the folder or the field is missing.
-    """
+    """Returns the rows of the model's embedding; raises ValueError if its config.json lacks them."""
     config = _read(model)
     for part in (config, config.get("text_config") or {}):
         if isinstance(part.get("vocab_size"), int):

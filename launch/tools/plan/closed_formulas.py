@@ -159,13 +159,8 @@ def update_time_bound(
     no worker idles while a sample may start. A worker generates one sample at constant speed. It also holds if chips
     of their own train a batch in N E mu_train / K seconds while the K workers generate.
 
-    Args:
-      batch_size: samples per update, N.
-      num_workers: samples that run at the same time, K.
-      generate_s: mean seconds of a sample, mu_gen.
-      train_s: seconds that one of K workers trains per sample, over all E epochs: E mu_train.
-      longest_s: seconds of the longest sample, L_gen.
-      async_ratio: alpha.
+    N is `batch_size`, K `num_workers`, mu_gen the mean `generate_s` of a sample, L_gen the `longest_s`, and alpha
+    `async_ratio`. `train_s` is E mu_train: seconds that one of K workers trains per sample, over all E epochs.
     """
     if batch_size < 1 or num_workers < 1 or async_ratio < 0:
         raise ValueError(

@@ -138,16 +138,9 @@ def measure(
 ) -> dict[str, Any]:
     """Measures a profile of this machine for `launch/tools/plan/profile.py`, with one learner and one engine at a time.
 
-    Args:
-      prepared: run whose model and sizes are measured.
-      logs: folder for the processes' logs.
-      store: store that is measured too if it is a server.
-      num_prompts: prompts whose responses are sampled for their lengths.
-      context_tokens: sequence length while measuring the engine's speed; 0 means half of model.max_tokens.
-      sizes: further tensor parallel sizes, of which one engine each is started and measured.
-
-    Raises:
-      ChildError: a process failed or hung.
+    `context_tokens` is the sequence length while measuring the engine's speed; 0 means half of model.max_tokens.
+    `sizes` are further tensor parallel sizes. The store is measured only if it is a server. Raises ChildError if a
+    process failed or hung.
     """
     config = prepared.config
     own = config.actor.tensor_parallel_size

@@ -29,14 +29,11 @@ _FULL_BATCHES = 4
 async def profile_engine(
     engine: VllmEngine, *, counts: Sequence[int], num_tokens: int, context_tokens: int = 0, max_tokens: int = 0
 ) -> dict[str, Any]:
-    """Measures the `engine` part of a profile (`launch/tools/plan/profile.py`) on a running engine.
+    """Measures the `engine` part of a profile (`launch/tools/plan/profile.py`) on an engine without other clients.
 
-    Args:
-      engine: engine that serves weights and has no other clients.
-      counts: increasing numbers of sequences; the last is the engine's maximum.
-      num_tokens: response length of the measurements.
-      context_tokens: approximate sequence length during the measurement, bounded by the KV cache; 0 means minimal.
-      max_tokens: the engine's maximum sequence length; required with `context_tokens`.
+    The last of the increasing `counts` of sequences is the engine's maximum. `context_tokens` is the approximate
+    sequence length during the measurement, bounded by the KV cache; 0 means minimal. It requires `max_tokens`, the
+    engine's maximum sequence length.
     """
     kv_tokens = engine.size.kv_tokens
 
@@ -61,10 +58,8 @@ def counts_up_to(limit: int) -> list[int]:
 
 
 def _context(count: int, num_tokens: int, context_tokens: int, max_tokens: int) -> tuple[int, int]:
-    """Returns (prompt tokens, tokens of the shorter measurement) so that the timed tokens are decoded around a context.
-
-    The shorter responses outlast the computation of all prompts, so both measurements include the same prompt work.
-    """
+    """Returns (prompt tokens, tokens of the shorter measurement) for timed tokens that are decoded around a context."""
+    # The shorter responses outlast the computation of all prompts, so both measurements include the same prompt work.
     context_tokens = min(context_tokens, max_tokens - num_tokens // 2)
     if context_tokens <= _SHORT + num_tokens // 2:
         return _SHORT, _FEW
@@ -80,10 +75,7 @@ async def tokens_per_s(
     """Returns the tokens/s of `count` concurrent sequences in total.
 
     Runs batches of `few` tokens and of `num_tokens - _FEW` more. The rate is the difference of tokens over the
-    difference of seconds. Returns the median of several tries.
-
-    Raises:
-      ValueError: `num_tokens` is too small to measure a difference.
+    difference of seconds, the median of several tries.
     """
     if num_tokens < 2 * _FEW:
         raise ValueError(f"--context_tokens: expected responses of at least {2 * _FEW} tokens, got {num_tokens}")
@@ -103,12 +95,8 @@ async def request_costs(engine: Engine, count: int, *, step_s: float) -> dict[st
     prompt token, and `count` requests compared with one the cost per request that starts with others, as all do when
     they start again. One that starts while others are decoded costs more: `request_s` is measured on responses that end
     one by one, as what twice as many of them take longer, less their tokens and prompts. The time of one request
-    without its token is the latency.
-
-    Args:
-      engine: engine without other clients.
-      count: concurrent requests, the engine's maximum.
-      step_s: seconds per decoding step of `count` sequences.
+    without its token is the latency. `count` is the engine's maximum, and `step_s` the seconds per decoding step of
+    `count` sequences.
     """
     many, longer, one, few, half, twice = [
         statistics.median(times[1:])  # the first try may compile

@@ -34,18 +34,8 @@ def profile_learner(
 
     A device computes whole micro-batches. Seconds per token are therefore those of a gradient pass over all positions,
     as if packing left none empty. The host's part (packing, transfer) is counted per micro-batch. All values are
-    medians without compilation.
-
-    Args:
-      config: run config.
-      steps: the run's training steps.
-      anchors: the run's frozen policies.
-      state: the run's state, which is updated, because a second one might not fit the devices.
-      base: base model of the state's adapters, if any.
-      critic: the run's critic, if any; its training is part of the cost.
-
-    Returns:
-      The profile, and the state that replaces the given one.
+    medians without compilation. Returns the profile, and the state that replaces the given one, because a second state
+    might not fit the devices.
     """
     micro = full_micro_batch(config, steps.routing)
     batch = steps.put(micro.batch)
@@ -77,9 +67,7 @@ def profile_learner(
 
 
 def full_micro_batch(config: Config, routing: RoutingShape | None = None) -> MicroBatch:
-    """Returns a micro-batch of rows without padding, as from perfectly packed groups.
-
-    Its tokens have the first teacher with a folder, if there is one.
+    """Returns a micro-batch of rows without padding; its tokens have the first teacher with a folder, if any.
 
     Without captured routing, each token takes the learner's own, which costs the same.
     """

@@ -41,16 +41,9 @@ _LEASE_S = 600.0
 
 
 def measure_store(url: str, actor_role: str, logs: pathlib.Path) -> dict[str, Any]:
-    """Measures a store in a new run, which is dropped afterwards.
+    """Measures a store in a new run, which is dropped afterwards; a SQLite file must be new.
 
-    Args:
-      url: store URL; a SQLite file must be new.
-      actor_role: as in `create_run`.
-      logs: folder for the clients' logs.
-
-    Raises:
-      ChildError: a client failed or hung.
-      ValueError: the store rejects the connection.
+    Raises ChildError if a client failed or hung, and ValueError if the store rejects the connection.
     """
     run = f"profile-{uuid.uuid4().hex[:12]}"
     with _a_run(url, run, actor_role) as store, contextlib.ExitStack() as stack:
@@ -230,12 +223,7 @@ def _max_connections(url: str) -> int:
 
 
 def store_profile(store: StoreConfig, folder: pathlib.Path) -> dict[str, Any]:
-    """Measures the `store` part of a profile, on a config's store or a new SQLite file in `folder`.
-
-    Raises:
-      ChildError: a process failed or hung.
-      ValueError: the store rejects the connection.
-    """
+    """Measures a config's store, or a new SQLite file in `folder`, as `measure_store` does."""
     url = store.url if is_server(store) else f"sqlite:///{folder}/store.db"  # never the run's own file
     return measure_store(url, store.actor_role, folder)
 
@@ -246,12 +234,7 @@ def is_server(store: StoreConfig) -> bool:
 
 
 def put_store(store: StoreConfig, out: pathlib.Path) -> dict[str, Any]:
-    """Measures a config's store and replaces the `store` part of a profile file; returns that part.
-
-    Raises:
-      ChildError: a process failed or hung.
-      ValueError: the file exists and is not a profile.
-    """
+    """Measures a config's store and replaces the `store` part of a profile file; returns that part."""
     try:
         profile = json.loads(out.read_text()) if out.exists() else {}
     except (json.JSONDecodeError, UnicodeDecodeError) as e:

@@ -1,9 +1,5 @@
 """Worker of `launch.tools.profile_machine`: runs the learner or the engine to be measured.
 
-python -m launch.tools.profile_machine.profile_worker learner|engine RUN_FOLDER TENSOR_PARALLEL_SIZE
-
-`profile_machine` starts it.
-
 It answers on a separate file descriptor, because libraries print to stdout.
 """
 
@@ -45,16 +41,11 @@ class ChildError(RuntimeError):
 
 
 class RpcProcess:
-    """Handle of a worker process, for the tool that started it.
-
-    It lives as long as this object and answers requests. Use `child.Child` for a process that is restarted when it dies
-    and receives no messages.
-    """
+    """Handle of a worker process (`python -P -m module arguments...`), which answers requests; it prints into `log`."""
 
     def __init__(
         self, module: str, arguments: list[str], log: pathlib.Path, *, env: dict[str, str] | None = None
     ) -> None:
-        """Starts `python -P -m module arguments...` with its output in `log`."""
         self.name = module.rsplit(".", 1)[-1]
         self._log = log
         read, write = os.pipe()
@@ -110,7 +101,7 @@ class RpcProcess:
             os.close(self._answers)
 
     def _read(self) -> None:
-        """Queues all complete answers received; raises ChildError if the process exited, or reports an error."""
+        """Queues all complete answers; raises ChildError if the process exited, or reports an error."""
         data = os.read(self._answers, 1 << 20)
         if not data:
             raise self.failure("exited")
@@ -125,8 +116,7 @@ class RpcProcess:
 def wait_for(child: RpcProcess, *others: RpcProcess, deadline_s: float) -> dict[str, Any]:
     """Returns the next answer of `child`; answers of the `others` stay queued.
 
-    Raises:
-      ChildError: `child` or one of the `others` failed or exited, or the timeout expired.
+    Raises ChildError if `child` or one of the `others` failed or exited, or the timeout expired.
     """
     end = time.monotonic() + deadline_s
     with selectors.DefaultSelector() as selector:
@@ -141,13 +131,9 @@ def wait_for(child: RpcProcess, *others: RpcProcess, deadline_s: float) -> dict[
 
 
 class RpcServer:
-    """Connection of a worker process to the tool that started it."""
+    """Connection of a worker process to the tool that started it, with which the process dies."""
 
     def __init__(self) -> None:
-        """Takes over the answer descriptor and makes this process die with its parent.
-
-        A process started by hand exits with 2 and one line.
-        """
         if _ANSWERS not in os.environ:
             process_tree.refuse("launch.tools.profile_machine", "no parent process to answer")
         process_tree.die_with_parent()
@@ -163,7 +149,7 @@ class RpcServer:
         self._out.write(json.dumps(message) + "\n")
 
     def fail(self, error: BaseException) -> None:
-        """Reports the error that ends this process."""
+        """Reports the error that ends this process, or the first one of a group."""
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
         self.answer({"error": f"{type(error).__name__}: {error}"})

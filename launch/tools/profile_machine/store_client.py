@@ -1,7 +1,4 @@
-"""Store client of `launch.tools.profile_machine`, in a separate process.
-
-python -m launch.tools.profile_machine.store_client URL RUN NAME      (started by profile_machine)
-"""
+"""Store client of `launch.tools.profile_machine`, in a separate process."""
 
 import contextlib
 import os

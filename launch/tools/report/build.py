@@ -19,27 +19,17 @@ Json = dict[str, Any]
 
 
 def write_report(folders: Sequence[pathlib.Path], target: pathlib.Path, *, results: Sequence[pathlib.Path] = ()) -> int:
-    """Writes the report of runs into `target`; returns its size in bytes.
-
-    Raises:
-      ValueError: a folder is no run folder, or a file is no results file.
-      OSError: the file cannot be written.
-    """
+    """Writes the report of runs into `target`, as `build` returns it; returns its size in bytes."""
     page = build(folders, results=results).encode("utf-8", "replace")
     replace_file(target, page)
     return len(page)
 
 
 def build(folders: Sequence[pathlib.Path], *, results: Sequence[pathlib.Path] = (), follow: str = "") -> str:
-    """Returns the report of runs as HTML.
+    """Returns the report of runs as HTML; there may be no runs if there are `results`.
 
-    Args:
-      folders: run folders; may be empty if there are results.
-      results: result files of `launch.tools.evaluate`, in addition to those in the run folders.
-      follow: as in `render`.
-
-    Raises:
-      ValueError: a folder is no run folder, or a file is no results file.
+    `results` are files of `launch.tools.evaluate`, in addition to those in the run folders. Raises ValueError if a
+    folder is no run folder, or a file is no results file.
     """
     others = [run_data.read_results(file) for file in results]
     runs = read_runs(folders)

@@ -90,10 +90,7 @@ def name_of(run: int, line: int) -> str:
 
 
 class Sources:
-    """Bokeh column sources of each run; rows of one kind share a source, so each number is stored once.
-
-    Curves are drawn over the column `x`, a copy of one axis that the page's script replaces.
-    """
+    """Bokeh column sources of each run; rows of one kind share one, whose `x` the page's script sets to an axis."""
 
     def __init__(self, runs: Sequence[RunData]) -> None:
         self.axes = Axes(runs)
@@ -270,10 +267,7 @@ def empty_figure(name: str, *, height: int = HEIGHT, x_range: Range1d | None = N
 def _add(
     fig: figure, panel: Panel, run: RunData, line: Line, sources: Sources, look: _Look, label: str
 ) -> tuple[GlyphRenderer, str]:
-    """Draws a metric of a run; returns the glyph and column for the hover tool.
-
-    The tags of a curve name its column, its label, and whether the page's script draws its running mean.
-    """
+    """Draws a metric of a run; returns the glyph and column for the hover tool. The page's script reads the tags."""
     source, metric = sources.metric(run, line.kind, line.metric)
     values = column(run.of(line.kind), line.metric)
     is_smoothed = run.updates_of(line.kind) > 0 and values.size * run.updates_of(line.kind) >= _MIN_SMOOTHED
@@ -353,7 +347,6 @@ def standard_error(run: RunData, kind: str, metric: str) -> Float64[np.ndarray, 
 
 
 def _add_hover(fig: figure, hovered: Sequence[tuple[GlyphRenderer, str, str]], axes: Axes) -> None:
-    """Shows the values under the pointer, and the steps, time and tokens that they took."""
     for glyph, metric, name in hovered:
         columns = [(name, metric)] + [("running mean", f"{metric}{MEAN}")] * bool(glyph.tags[-1])
         fields = [(title.replace("{", "(").replace("}", ")"), f"@{{{of}}}{{%.4g}}") for title, of in columns]
@@ -382,9 +375,6 @@ def _has_values(run: RunData, panel: Panel, line: Line, *, zero: bool = False) -
 
 
 def _small(values: Float64[np.ndarray, " N"]) -> Any:
-    """Converts to float32, which halves the size and exceeds a figure's precision; infinite values become NaN.
-
-    The return type is Any, because bokeh's types do not include arrays.
-    """
+    """Converts to float32, which halves the size; infinite values become NaN. Bokeh's types do not include arrays."""
     limit = float(np.finfo(np.float32).max)
     return np.where(np.abs(values) < limit, values, math.nan).astype(np.float32)

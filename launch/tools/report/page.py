@@ -40,13 +40,9 @@ _SCRIPTS = ("state.js", "curves.js", "timeline.js", "samples.js", "page.js")
 
 
 def render(*, models: Mapping[str, Model], data: Mapping[str, Any], follow: str, **values: Any) -> str:
-    """Returns the HTML page.
+    """Returns the HTML page with figures by id, the script's `data`, and further template values, shown as text.
 
-    Args:
-      models: figures by their id.
-      data: JSON data of the script.
-      follow: version of a served page, which polls for newer ones; empty in a file.
-      values: further template values, shown as text.
+    `follow` is the version of a served page, which polls for newer ones; empty in a file.
     """
     nonce = secrets.token_urlsafe(16)
     script, figures = components(dict(models), wrap_script=False) if models else ("", {})

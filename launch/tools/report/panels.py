@@ -288,10 +288,9 @@ class Axis:
 
 
 class Axes:
-    """Axes of runs: steps, and time, tokens and samples if a run has them."""
+    """Axes of runs: steps, and time, tokens and samples if a run has them, in units that fit all runs."""
 
     def __init__(self, runs: Sequence[RunData]) -> None:
-        """Determines the available axes, and units that fit all runs."""
         largest = {name: max((_largest(run, name) for run in runs), default=0.0) for name in (STEP, TIME, *_CUMULATIVE)}
         self.all = [Axis(STEP, "steps", "optimizer step", max(largest[STEP], 1.0))]
         if largest[TIME] > 0:

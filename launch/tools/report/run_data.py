@@ -69,12 +69,7 @@ class SetRow:
 
 
 def read_results(file: pathlib.Path) -> Results:
-    """Reads a file that `launch.tools.evaluate` wrote.
-
-    Raises:
-      ValueError: the file is no results file, or has a newer format.
-      OSError: the file cannot be read.
-    """
+    """Reads a file of `launch.tools.evaluate`; raises ValueError if it is no results file, or has a newer format."""
     try:
         found = msgspec.json.decode(file.read_bytes(), type=Results)
     except msgspec.MsgspecError as e:
@@ -235,11 +230,7 @@ _MAX_POSITIONS = 4
 
 
 def _by_position(updates: Sequence[Row], per_round: int) -> dict[str, list[Row]]:
-    """Returns the update rows by position in their round.
-
-    Lag and ESS depend on the position, so a mean over whole rounds hides their values. Longer rounds have no such
-    kinds, because the curves would be too many.
-    """
+    """Returns the update rows by position in their round, on which lag and ESS depend; none for longer rounds."""
     if not 1 < per_round <= _MAX_POSITIONS:
         return {}
     found: dict[str, list[Row]] = {f"{POSITION}{p + 1}/{per_round}": [] for p in range(per_round)}
@@ -249,11 +240,7 @@ def _by_position(updates: Sequence[Row], per_round: int) -> dict[str, list[Row]]
 
 
 def read_runs(folders: Iterable[pathlib.Path]) -> list[RunData]:
-    """Reads several runs and gives them unique labels.
-
-    Raises:
-      ValueError: a folder is no run folder, or is given twice.
-    """
+    """Reads several runs and gives them unique labels; raises ValueError if a folder is no run, or is given twice."""
     folders = list(folders)
     resolved = [f.resolve() for f in folders]
     for folder, where in zip(folders, resolved, strict=True):

@@ -46,7 +46,7 @@ class Pages:
             return self._page
 
     def _state(self) -> str:
-        """Returns a string that changes with each update, evaluation and end of a run, and at times with its events."""
+        """Returns a string that changes with each update, evaluation and end of a run, and now and then its events."""
         found = [self._state_of_events()]
         for run in map(RunFolder, self._folders):
             for file in (run.metrics, run.samples, run.summary, *files_of(run.path)):
@@ -55,7 +55,6 @@ class Pages:
         return "_".join(found)
 
     def _state_of_events(self) -> str:
-        """Returns a string that changes with the event logs, as of their last check."""
         now_s = time.monotonic()
         if now_s - self._events_s >= EVENTS_EVERY_S:
             self._events = ".".join(str(num_bytes(folder)) for folder in self._folders)
@@ -108,11 +107,7 @@ class _PageHandler(http.server.BaseHTTPRequestHandler):
 def make_server(
     folders: Sequence[pathlib.Path], *, port: int, results: Sequence[pathlib.Path] = ()
 ) -> http.server.ThreadingHTTPServer:
-    """Returns a server on loopback that is not running yet.
-
-    Raises:
-      ValueError: a folder is no run folder, a file is no results file, or the port is taken.
-    """
+    """Returns a server on loopback that is not running yet; raises ValueError for a wrong folder, file or port."""
     for folder in folders:
         read_run(folder)
     for file in results:

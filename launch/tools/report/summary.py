@@ -134,7 +134,6 @@ def _known(*rows: Row) -> list[Row]:
 
 
 def _evaluation(run: RunData, metric: str, choose: Callable[[Any], int]) -> str:
-    """Returns an evaluation's metric with its standard error and step."""
     values, errors = column(run.of("eval"), metric), standard_error(run, "eval", metric)
     is_known = np.isfinite(values)
     if not is_known.any():
@@ -156,7 +155,6 @@ def _tokens_per_s(run: RunData) -> float:
 
 
 def _elapsed_s(run: RunData) -> float:
-    """Returns seconds from the start of training to the last row with a time."""
     found = [positions(run, kind, TIME) for kind in run.rows]
     return max((float(np.nanmax(v)) for v in found if np.isfinite(v).any()), default=math.nan)
 
@@ -223,7 +221,6 @@ def _versions(of: Json) -> str:
 
 
 def _restarts(starts: Sequence[Json]) -> str:
-    """Returns the changed fields of each later record."""
     shown = {"commit": _commit, "machine": _machine, "versions": _versions}
     found: list[str] = []
     for before, after in zip(starts, starts[1:], strict=False):

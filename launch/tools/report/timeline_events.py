@@ -158,10 +158,9 @@ def known_of(supervisor: Iterable[Event]) -> dict[str, ProcessRecord]:
 
 
 class ProcessLifetime:
-    """Lifetimes of a process, collected from its events."""
+    """Lifetimes of a process, collected from its events; `known` is None for a process without a supervisor."""
 
     def __init__(self, known: ProcessRecord | None = None) -> None:
-        """Begins without events; `known` is None for a process without a supervisor."""
         self._known = known or ProcessRecord()
         self._seen: dict[int, Life] = {}
         self._left_s: dict[int, float] = {}

@@ -158,10 +158,8 @@ class Round:
 def find_rounds(learner: Sequence[Event], *, updates_per_round: int, by_rounds: bool) -> list[Round]:
     """Returns the complete rounds; for a round trained again after a restart, the last time.
 
-    Args:
-      learner: the learner's events by time, over all of its starts.
-      updates_per_round: R / U.
-      by_rounds: True if tickets are issued per round instead of in a window.
+    `learner` are the learner's events by time, over all of its starts. `by_rounds` is True if tickets are issued per
+    round instead of in a window.
     """
     applied, published = _by_step(learner, "apply"), _by_step(learner, "publish")
     issued: dict[int, list[float]] = {}
@@ -193,14 +191,8 @@ def open_round(
 ) -> Round | None:
     """Returns the incomplete round after the last complete one; None if there is none.
 
-    It lasts from its first ticket, or the end of the previous round, to the last event of any process. A hung process
-    writes no events, but unfinished spans and other processes show it.
-
-    Args:
-      learner: as in `find_rounds`.
-      updates_per_round: R / U.
-      by_rounds: as in `find_rounds`.
-      extent: times of the first and last event of any process, Unix time.
+    It lasts from its first ticket, or the end of the previous round, to the last event of any process (`extent`). A
+    hung process writes no events, but unfinished spans and other processes show it. Arguments as in `find_rounds`.
     """
     step, begin_s, started_s = 0, 0.0, 0.0
     for event in learner:  # by time: the step decreases after a restart

@@ -253,10 +253,7 @@ def _rectangles(
 def _idle(
     spans: Sequence[Event], about: Round, alive: Sequence[Sequence[float]], *, top: float, height: float
 ) -> list[list[Any]]:
-    """Returns the gaps in which the live learner was idle between the round's start and its last step.
-
-    It was waiting for groups, or starting.
-    """
+    """Returns the gaps in which the live learner waited for groups, or was starting, up to the round's last step."""
     busy = sorted((e.start_s, e.end_s) for e in spans if e.name != "publish")  # publishing runs concurrently
     ends = [e.end_s for e in spans if e.name in ("train", "apply") and e.end_s <= about.end_s + 1e-6]
     if not ends:

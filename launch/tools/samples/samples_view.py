@@ -117,10 +117,7 @@ class Samples:
 def read_samples(folder: pathlib.Path) -> Samples:
     """Reads the samples of a run folder; empty if there are none.
 
-    An incomplete last line, of a running or killed run, is skipped.
-
-    Raises:
-      ValueError: a line has a newer format.
+    An incomplete last line, of a running or killed run, is skipped. Raises ValueError for a newer format.
     """
     file = RunFolder(folder).samples
     groups: dict[tuple[str, str, int, int], GroupLine] = {}
@@ -158,8 +155,7 @@ _HIDDEN = re.compile(r"[\x80-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\uf
 def visible(text: str) -> str:
     r"""Returns the text with control characters as pictures (ESC as ␛), or as numbers if they have none (`‹U+202E›`).
 
-    Newlines and tabs stay. Bidirectional overrides, which reorder text, and lone surrogates count as control
-    characters.
+    Newlines and tabs stay. Bidirectional overrides and lone surrogates count as control characters.
     """
     text = text.replace("\r\n", "\n").translate(_CONTROL)
     return _HIDDEN.sub(lambda found: f"‹U+{ord(found[0]):04X}›", text)
@@ -198,7 +194,7 @@ def show_pairs(console: Console, found: Sequence[tuple[SampleEntry, SampleEntry]
 
 
 def title(group: GroupLine) -> str:
-    """Returns a short title of a group."""
+    """Returns the title of a group."""
     where = f"eval {group.set}" if group.kind == "eval" else f"round {group.round}"
     named = [f"step {group.step}", where, *([group.source] if group.source else []), f"ticket {group.ticket}"]
     return visible(" · ".join(named))

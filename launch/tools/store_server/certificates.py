@@ -21,16 +21,8 @@ def make(folder: pathlib.Path, hosts: Sequence[str], *, days: int, force: bool =
     """Writes ca.pem, server.pem, server.key and token into a folder; only the owner can read the last two.
 
     The authority's own key is never stored, so no further certificate can be issued. A new server certificate therefore
-    requires a new ca.pem for every actor.
-
-    Args:
-      folder: created if needed.
-      hosts: names and addresses that clients dial.
-      days: validity of the certificate.
-      force: True to replace existing files.
-
-    Raises:
-      ValueError: a file exists, a host is invalid, or the extra is not installed.
+    requires a new ca.pem for every actor. `hosts` are the names and addresses that clients dial. Raises ValueError if a
+    file exists without `force`, a host is invalid, or the extra is not installed.
     """
     try:
         import trustme
@@ -98,11 +90,7 @@ def _exports(folder: pathlib.Path, variables: dict[str, str]) -> list[str]:
 
 
 def _identity(host: str) -> str:
-    """Returns a host in the format of a certificate; `*.` before a name matches any first label.
-
-    Raises:
-      ValueError: the host is empty, a URL, or has a port.
-    """
+    """Returns a host in the format of a certificate; `*.` before a name matches any first label."""
     bare = host.strip().strip("[]")
     try:
         return str(ipaddress.ip_address(bare))

@@ -34,7 +34,7 @@ SHARED_FLAGS = ()
 
 
 class _StopError(Exception):
-    """Raised when this process is asked to stop."""
+    pass
 
 
 def main() -> int:

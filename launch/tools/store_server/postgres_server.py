@@ -30,11 +30,7 @@ _UNPRIVILEGED = ("postgres", "nobody")
 
 
 def programs(*, tls: bool = False) -> pathlib.Path:
-    """Returns the folder of `initdb` and `postgres`: with `tls` this machine's own, else the package's.
-
-    Raises:
-      ValueError: PostgreSQL is not installed. The package's PostgreSQL was built without TLS.
-    """
+    """Returns the folder of `initdb` and `postgres`: with `tls` this machine's own, else the package's without TLS."""
     if tls:
         found = shutil.which("postgres")
         folders = [pathlib.Path(found).resolve().parent] if found else []
@@ -73,11 +69,7 @@ class RunsAs:
 
     @classmethod
     def of(cls, folder: pathlib.Path) -> "RunsAs":
-        """Returns the current user; for root, the folder's owner or an unprivileged user.
-
-        Raises:
-          ValueError: there is no such user.
-        """
+        """Returns the current user; for root, the folder's owner or an unprivileged user."""
         if os.geteuid() != 0:
             return cls()
         if folder.exists() and folder.stat().st_uid != 0:
@@ -155,17 +147,7 @@ class PostgresServer:
     """
 
     def __init__(self, folder: pathlib.Path, *, host: str, port: int = 0, tls: bool = False) -> None:
-        """Prepares the server without creating or starting it.
-
-        Args:
-          folder: data folder, created by `create`.
-          host: address to listen at.
-          port: 0 selects a free port.
-          tls: True to use a PostgreSQL with TLS, which `configure` turns on.
-
-        Raises:
-          ValueError: PostgreSQL is not installed, or cannot run in that folder.
-        """
+        """Prepares the server; with `tls`, one that can use TLS, which `configure` turns on. Port 0: a free one."""
         self.folder, self.host = folder.absolute(), host
         self.port = port or free_port(host)
         self._programs = programs(tls=tls)
@@ -200,11 +182,7 @@ class PostgresServer:
         return self._process is not None and self._process.poll() is None
 
     def create(self, *, sync: bool = True) -> None:
-        """Creates the data folder with `initdb`; without `sync` a machine crash may lose it.
-
-        Raises:
-          ValueError: the folder contains something else, or `initdb` failed.
-        """
+        """Creates the data folder with `initdb`; without `sync` a machine crash may lose it."""
         if self.folder.exists() and any(self.folder.iterdir()):
             raise ValueError(f"{self.folder} is not empty and contains no PostgreSQL data; use a new folder")
         # Atomic: a killed initdb leaves no data folder.
@@ -225,10 +203,8 @@ class PostgresServer:
     ) -> None:
         """Replaces the server's settings and access rules, effective at the next start.
 
-        Args:
-          settings: settings of postgresql.conf.
-          hba: lines of pg_hba.conf; the superuser's socket is added.
-          files: further files of the data folder, readable only by the server's user.
+        `hba` are lines of pg_hba.conf; the superuser's socket is added. `files` are further files of the data folder,
+        readable only by the server's user.
         """
         texts = {name: repr(value) if isinstance(value, int) else _quoted(value) for name, value in settings.items()}
         files = {

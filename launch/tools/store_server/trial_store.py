@@ -96,8 +96,7 @@ class TrialLocation:
 def serving(place: TrialLocation) -> Iterator[PostgresServer]:
     """Serves a trial store within the context; creates it at first use.
 
-    Raises:
-      ValueError: the folder is already served, or the server cannot be created or started.
+    Raises ValueError if the folder is already served, or the server cannot be created or started.
     """
     folder = place.folder
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,9 +1,8 @@
 """Episodes in virtual time: turns on a simulated engine, with environment latencies between them.
 
 As in `actor.environments.episode`, each turn is one request with all earlier tokens as its prompt, and the engine holds
-nothing of an episode during an environment step. Episodes proceed independently, or all in lock step. Lock step is the
-batch rollout that environment-level asynchrony replaces (ROLL Flash section 5.2.1): all turns, then all environment
-steps.
+nothing of an episode during an environment step. Episodes proceed independently, or all in lock step, the batch rollout
+that environment-level asynchrony replaces (ROLL Flash section 5.2.1): all turns, then all environment steps.
 """
 
 import dataclasses
@@ -25,8 +24,6 @@ _LATENCIES = 3
 
 @dataclasses.dataclass(eq=False, slots=True)
 class _Episode:
-    """A running episode."""
-
     id: str
     actor: SimActor
     group: SimGroup
