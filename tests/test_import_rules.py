@@ -44,7 +44,7 @@ def walk(name):
 
 problems = []
 for name in walk(job["package"]):
-    if name.endswith("__main__") or any(fnmatch.fnmatch(name, p) for p in job["skip"]):
+    if (name.endswith("__main__") and name != job["package"]) or any(fnmatch.fnmatch(name, p) for p in job["skip"]):
         continue
     try:
         importlib.import_module(name)
@@ -273,7 +273,8 @@ def test_planning_loads_no_framework():
 @pytest.mark.heavy
 def test_evaluation_loads_neither_jax_nor_the_engine_before_it_starts_one():
     frameworks = ("jax", "flax", "grain", "optax", "orbax", "torch", "vllm", "transformers")
-    assert loaded_by(REPO, "launch.tools.evaluate", frameworks) == []
+    for package in ("launch.tools.evaluate", "launch.tools.evaluate.__main__"):
+        assert loaded_by(REPO, package, frameworks) == []
     assert loaded_by(REPO, "learner.evaluation", frameworks, skip=("learner.evaluation.evaluator",)) == []
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from absl import app
 
-from launch.tools.compile_tpu.cli import compile_job, make_job
+from launch.tools.compile_tpu.__main__ import compile_job, make_job
 from launch.tools.compile_tpu.compile_worker import tpu_python
 from tests.bench.harness import estimates, result, runs
 

@@ -100,7 +100,8 @@ def test_help_fits_eighty_columns_and_says_what_the_command_does(name):
     assert done.returncode == 0 and done.stderr == "", done.stderr
     assert [line for line in done.stdout.splitlines() if len(line) > 80] == []
     place = LAUNCH.joinpath(*name.split("."))
-    file = place / "cli.py" if place.is_dir() else place.with_suffix(".py")
+    place = place if place.is_dir() else place.with_suffix(".py")
+    file = next(file for file in (place / "cli.py", place / "__main__.py", place) if file.is_file())
     docstring = ast.get_docstring(ast.parse(file.read_text())) or ""
     assert " ".join(done.stdout.split()).startswith(" ".join(docstring.split("\n\n")[0].split()))
     defined = re.findall(r'flags\.DEFINE_\w+\(\s*"(\w+)"', file.read_text())

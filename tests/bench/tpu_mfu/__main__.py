@@ -22,7 +22,8 @@ from typing import Any
 
 from absl import app
 
-from launch.tools.compile_tpu import cli, compile_worker
+from launch.tools.compile_tpu import compile_worker
+from launch.tools.compile_tpu.__main__ import CompileJob, compile_job, make_job, num_chips
 from launch.tools.compile_tpu.estimate import StepEstimate
 from learner.metrics.flops import TPU_CHIPS
 from learner.update.auto_remat import CHOICES
@@ -78,9 +79,9 @@ def rows_of(case: str) -> list[dict[str, Any]]:
     python = compile_worker.tpu_python()
     rows = []
     for remat in CHOICES:
-        job = cli.make_job(case, None, None, {"model.remat": remat})
+        job = make_job(case, None, None, {"model.remat": remat})
         with tempfile.TemporaryDirectory() as folder:
-            compiled = cli.compile_job(job, python, dump=folder)
+            compiled = compile_job(job, python, dump=folder)
             texts = {file.stem: file.read_text() for file in pathlib.Path(folder).glob("*.hlo")}
         if compiled.estimate is None:
             print(f"{case} remat={remat}: {compiled.answer['error']['message'][:200]}", flush=True)
@@ -90,7 +91,7 @@ def rows_of(case: str) -> list[dict[str, Any]]:
     return rows
 
 
-def row_of(case: str, remat: str, job: cli.CompileJob, found: StepEstimate, texts: dict[str, str]) -> dict[str, Any]:
+def row_of(case: str, remat: str, job: CompileJob, found: StepEstimate, texts: dict[str, str]) -> dict[str, Any]:
     """Returns the seconds of an update's programs, summed, and what they imply."""
     family, chip = job.family, TPU_CHIPS[job.family]
     clock = chip.flops_per_s / FLOPS_PER_CYCLE[family]
@@ -123,7 +124,7 @@ def row_of(case: str, remat: str, job: cli.CompileJob, found: StepEstimate, text
         "kernels_s": kernels_s,
         "collectives_s": collectives_s,
         "update_s": update_s,
-        "mfu": found.model_flops / (update_s * cli.num_chips(job.topology) * chip.flops_per_s),
+        "mfu": found.model_flops / (update_s * num_chips(job.topology) * chip.flops_per_s),
         "kernels": kernels,
         "unknown": unknown,
     }

@@ -12,7 +12,7 @@ from configs import overrides
 from configs.model_sizes import MODEL_SIZES
 from configs.presets.tpu import CASES
 from configs.schema import Config
-from launch.tools.compile_tpu import cli as compile_tpu
+from launch.tools.compile_tpu import __main__ as compile_tpu
 from launch.tools.compile_tpu import compile_worker, tpu_tables
 from launch.tools.compile_tpu.compile_worker import count_collectives
 from launch.tools.compile_tpu.estimate import UTILIZATION, StepEstimate, estimate, num_micro_batches

@@ -38,7 +38,7 @@ def written() -> list[list[str]]:
 
 @pytest.mark.heavy
 def test_command_writes_files_and_says_what_is_next(tmp_path):
-    (done,) = call_each("launch.tools.deploy.cli", [[*FIELDS, *FLAGS, f"--out={tmp_path}/out"]])
+    (done,) = call_each("launch.tools.deploy.__main__", [[*FIELDS, *FLAGS, f"--out={tmp_path}/out"]])
     assert done.code == 0, done.err
     assert sorted(f.name for f in (tmp_path / "out").iterdir()) == ["actors.yaml", "learner.yaml", "run.yaml"]
     assert "learner: v5p-64 by its chips, Google's name v5p-128: 4x4x4, 16 hosts of 4 chips" in done.out
@@ -49,7 +49,7 @@ def test_command_writes_files_and_says_what_is_next(tmp_path):
 def test_command_names_the_files_that_actors_must_find_in_their_image(tmp_path):
     judge = ["--config.judge.url=https://judge.example/v1", "--config.judge.model=m", "--config.prompts.verifier=judge"]
     key = "--config.judge.api_key_file=/run/secrets/judge"
-    (done,) = call_each("launch.tools.deploy.cli", [[*FIELDS, *FLAGS, *judge, key, f"--out={tmp_path}/out"]])
+    (done,) = call_each("launch.tools.deploy.__main__", [[*FIELDS, *FLAGS, *judge, key, f"--out={tmp_path}/out"]])
     assert done.code == 0, done.err
     assert "judge.api_key_file=/run/secrets/judge must be in --actor_image" in done.out
 
@@ -66,7 +66,7 @@ def test_command_that_lacks_something_is_one_line_code_2_and_nothing_written(tmp
         [out, *FIELDS, *FLAGS, "--config.no.field=1"],
         [out, *FIELDS, *FLAGS, "--target=helm"],
     ]
-    for done in call_each("launch.tools.deploy.cli", lines):
+    for done in call_each("launch.tools.deploy.__main__", lines):
         assert done.code == 2
         assert done.err.startswith("error: ") and done.err.count("\n") == 1, done.err
     assert not (tmp_path / "out").exists()
@@ -77,7 +77,7 @@ def test_commands_of_the_page_render_what_it_says_and_leave_other_files(tmp_path
     (tmp_path / "2").mkdir()
     (tmp_path / "2" / "mine").write_text("kept")
     lines = [[re.sub("^--out=.*", f"--out={tmp_path}/{i}", a) for a in line] for i, line in enumerate(written())]
-    assert [done.err for done in call_each("launch.tools.deploy.cli", lines) if done.code] == []
+    assert [done.err for done in call_each("launch.tools.deploy.__main__", lines) if done.code] == []
     kinds = [
         {o["kind"] for f in d.glob("*.yaml") for o in yaml.safe_load_all(f.read_text())}
         for d in map(tmp_path.joinpath, "01")
@@ -94,5 +94,5 @@ def test_commands_of_the_page_render_what_it_says_and_leave_other_files(tmp_path
 @pytest.mark.parametrize("secret", ["postgresql://learner:hunter2hunter2@db.example/sluice?sslmode=verify-full"])
 def test_password_in_the_url_is_refused_and_not_said(secret, tmp_path):
     line = [f"--out={tmp_path}/out", *[f for f in FIELDS if "store" not in f], f"--config.store.url={secret}", *FLAGS]
-    (done,) = call_each("launch.tools.deploy.cli", [line])
+    (done,) = call_each("launch.tools.deploy.__main__", [line])
     assert done.code == 2 and "hunter2" not in done.err + done.out

@@ -138,7 +138,7 @@ REFUSED = [
 @pytest.mark.heavy
 def test_profile_machine_unusable_input_is_one_line(tmp_path):
     lines = [[f"--out={tmp_path}/p.json", *arguments] for arguments, _ in REFUSED]
-    for done, (_, said) in zip(call_each("launch.tools.profile_machine.cli", lines), REFUSED, strict=True):
+    for done, (_, said) in zip(call_each("launch.tools.profile_machine.__main__", lines), REFUSED, strict=True):
         assert done.code == 2 and said in done.err and "Traceback" not in done.err
     assert list(tmp_path.iterdir()) == []
 

@@ -53,7 +53,7 @@ def done(runs):
         write(results(name), runs[0] / f"{name}.json")
     lines += [[f"--results={one}/base.json,{one}/tuned.json", f"--out={one}/results.html"]]
     lines += [[f"--run_dir={one}", f"--results={one}/base.json", f"--out={one}/both.html"]]
-    return call_each("launch.tools.report.cli", lines)
+    return call_each("launch.tools.report.__main__", lines)
 
 
 @pytest.mark.heavy

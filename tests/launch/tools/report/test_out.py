@@ -22,7 +22,7 @@ def done(tmp_path_factory):
     here = tmp_path_factory.mktemp("out")
     make_folder(here / "run")
     lines = [[f"--run_dir={here}/run", f"--out={out}".replace("HERE", str(here))] for out, _ in REFUSED.values()]
-    return here, call_each("launch.tools.report.cli", lines)
+    return here, call_each("launch.tools.report.__main__", lines)
 
 
 @pytest.mark.heavy

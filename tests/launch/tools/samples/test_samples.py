@@ -40,7 +40,7 @@ def done(tmp_path_factory):
     (run.parent / "empty" / "config.json").write_text("{}")
     lines = [arguments for arguments, _ in REFUSED.values()] + [*SHOWN, ("--run_dir=EMPTY",)]
     put = [[a.replace("RUN", str(run)).replace("EMPTY", str(run.parent / "empty")) for a in line] for line in lines]
-    return call_each("launch.tools.samples.cli", put)
+    return call_each("launch.tools.samples.__main__", put)
 
 
 @pytest.mark.parametrize("case", REFUSED)
