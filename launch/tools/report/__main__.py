@@ -49,7 +49,9 @@ def main() -> int:
             return serve(folders, port=_PORT.value, results=results)
         from launch.tools.report.build import write_report
 
-        target = target_of(folders)
+        target = RunFolder(folders[0]).report if len(folders) == 1 else pathlib.Path("report.html")
+        if _OUT.value is not None:
+            target = pathlib.Path(_OUT.value).expanduser()
         start_s = time.monotonic()
         num_bytes = write_report(folders, target, results=results)
     print(f"report       {target}   ({num_bytes / 1e6:.1f} MB, built in {time.monotonic() - start_s:.1f} s)")
@@ -60,13 +62,6 @@ def _files(given: str) -> list[pathlib.Path]:
     """Splits one --results; a file's name may contain a comma."""
     file = pathlib.Path(given)
     return [file] if file.is_file() else [pathlib.Path(part) for part in given.split(",") if part]
-
-
-def target_of(folders: list[pathlib.Path]) -> pathlib.Path:
-    """Returns the path of the report."""
-    if _OUT.value is not None:
-        return pathlib.Path(_OUT.value).expanduser()
-    return RunFolder(folders[0]).report if len(folders) == 1 else pathlib.Path("report.html")
 
 
 if __name__ == "__main__":

@@ -291,7 +291,8 @@ class Axes:
     """Axes of runs: steps, and time, tokens and samples if a run has them, in units that fit all runs."""
 
     def __init__(self, runs: Sequence[RunData]) -> None:
-        largest = {name: max((_largest(run, name) for run in runs), default=0.0) for name in (STEP, TIME, *_CUMULATIVE)}
+        names = (STEP, TIME, *_CUMULATIVE)
+        largest = {name: max((largest_position(run, name) for run in runs), default=0.0) for name in names}
         self.all = [Axis(STEP, "steps", "optimizer step", max(largest[STEP], 1.0))]
         if largest[TIME] > 0:
             _, per_unit, unit = next(u for u in _TIME_UNITS if largest[TIME] >= u[0])
@@ -355,7 +356,8 @@ def _between(
     return np.interp(at, [steps[0] - 1, *steps], [start, *values])
 
 
-def _largest(run: RunData, axis: str) -> float:
+def largest_position(run: RunData, axis: str) -> float:
+    """Returns the largest position of any row on an axis; 0 if the run lacks the axis."""
     found = [positions(run, kind, axis) for kind in run.rows]
     known = [float(np.nanmax(values)) for values in found if np.isfinite(values).any()]
     return max((value for value in known if np.isfinite(value)), default=0.0)

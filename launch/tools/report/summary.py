@@ -10,7 +10,7 @@ import numpy as np
 
 from configs.sections.evaluation import HELD_OUT
 from launch.tools.report.figures import standard_error
-from launch.tools.report.panels import TIME, positions
+from launch.tools.report.panels import TIME, largest_position
 from launch.tools.report.run_data import RunData, column, number
 from launch.tools.samples.samples_view import GroupLine, Samples, visible
 
@@ -41,7 +41,7 @@ def costs(runs: Sequence[RunData]) -> list[Row]:
     """Returns the cost of the runs: updates, time and tokens."""
     return _known(
         ("updates", [_updates(r) for r in runs]),
-        ("wall time", [_duration(_elapsed_s(r)) for r in runs]),
+        ("wall time", [_duration(largest_position(r, TIME)) for r in runs]),
         ("trained tokens", [_number(_of_column(r, "step", "tokens", np.sum)) for r in runs]),
         ("prompt and response tokens", [_number(_of_column(r, "step", "real_tokens", np.sum)) for r in runs]),
         ("throughput", [_number(_tokens_per_s(r), " tokens/s") for r in runs]),
@@ -154,11 +154,6 @@ def _tokens_per_s(run: RunData) -> float:
     return float((rates * seconds)[known].sum() / seconds[known].sum()) if known.any() else math.nan
 
 
-def _elapsed_s(run: RunData) -> float:
-    found = [positions(run, kind, TIME) for kind in run.rows]
-    return max((float(np.nanmax(v)) for v in found if np.isfinite(v).any()), default=math.nan)
-
-
 def _of_column(run: RunData, kind: str, name: str, how: Callable[[Any], Any]) -> float:
     values = column(run.of(kind), name)
     values = values[~np.isnan(values)]
@@ -179,7 +174,7 @@ def _number(value: float, unit: str = "") -> str:
 
 
 def _duration(seconds: float) -> str:
-    if not math.isfinite(seconds):
+    if not seconds:
         return _MISSING
     if seconds < 7200:
         return f"{seconds:.0f} s" if seconds < 60 else f"{seconds / 60:.1f} min"

@@ -61,6 +61,12 @@ def processes(folder: pathlib.Path) -> list[str]:
     )
 
 
+def role_of(process: str) -> tuple[str, int]:
+    """Returns (role, number of restarts) of a process by its name, such as ("actor-0", 1) for actor-0-r1."""
+    role, sep, restart = process.rpartition("-r")
+    return (role, int(restart)) if sep and restart.isdecimal() else (process, 0)
+
+
 def read_process(folder: pathlib.Path, process: str) -> Iterator[Event]:
     """Yields a process's events in file order, without incomplete lines and untimed metadata."""
     with open(_file(folder, process), "rb") as lines:

@@ -3,7 +3,6 @@
 import bisect
 import dataclasses
 import math
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy as np
 
 from launch.tools.report import run_data
 from launch.tools.report.run_data import RunData
-from launch.tools.report.timeline_events import SUPERVISOR, Event, supervisor_message
+from launch.tools.report.timeline_events import SUPERVISOR, Event, role_of, supervisor_message
 from launch.tools.samples.samples_view import visible
 
 MAX_SHOWN = 300
@@ -42,7 +41,6 @@ _COUNTS = {
 }
 """Descriptions of cumulative metrics that are 0 without faults."""
 _MAX_DETAIL = 300
-_RESTART = re.compile(r"-r(\d+)$")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -81,9 +79,9 @@ def find_faults(run: RunData, instants: Mapping[str, Sequence[Event]]) -> Faults
     found: list[Fault] = []
     restarts: dict[str, int] = {}
     for process, events in instants.items():
-        if number := _RESTART.search(process):
-            role = process[: number.start()]
-            restarts[role] = max(restarts.get(role, 0), int(number[1]))
+        role, number = role_of(process)
+        if number:
+            restarts[role] = max(restarts.get(role, 0), number)
         for event in events:
             if event.name == "restored" and (incarnation := event.number("incarnation") or 0) > 0:
                 restarts[process] = max(restarts.get(process, 0), incarnation)

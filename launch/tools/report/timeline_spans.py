@@ -19,50 +19,22 @@ from launch.tools.report.timeline_events import (
     num_bytes,
     processes,
     read_process,
+    role_of,
     supervisor_message,
 )
 from launch.tools.report.timeline_rounds import Faults, Round, choose_rounds, find_faults, find_rounds, open_round
 from launch.tools.samples.samples_view import visible
 
 KINDS = (
-    "rollout",
-    "reward",
-    "evaluation",
-    "train",
-    "optimizer step",
-    "publish",
-    "pause",
-    "prefetch",
-    "engine start",
-    "drain",
-    "not finished",
-    "compilation",
-    "aside",
-    "other",
-    "idle",
+    *("rollout", "reward", "evaluation", "train", "optimizer step", "publish", "pause", "prefetch", "engine start"),
+    *("drain", "not finished", "compilation", "aside", "other", "idle"),
 )
 """Kinds of rectangles; the page has a color for each."""
-_KIND_OF = {
-    "rollout": "rollout",
-    "reward": "reward",
-    "train": "train",
-    "apply": "optimizer step",
-    "publish": "publish",
-    "pause": "pause",
-    "prefetch": "prefetch",
-    "start engine": "engine start",
-    "drain": "drain",
-    "shutdown": "drain",
-    "not finished": "not finished",
-    "read weights": "aside",
-    "restore": "aside",
-    "hand over": "aside",
-    "await weights": "aside",
-    "probe": "aside",
-    "save": "aside",
-    "await evaluations": "aside",
-    "write model": "aside",
-}
+_ASIDE = ("read weights", "restore", "hand over", "await weights", "probe", "save", "await evaluations", "write model")
+_KIND_OF = {"apply": "optimizer step", "start engine": "engine start", "shutdown": "drain"} | dict.fromkeys(
+    _ASIDE, "aside"
+)
+"""Kinds of the events that are not named like their kind."""
 _WEIGHTS = ("pause", "prefetch")
 _UNSHOWN = ("issue", "begin", "aborted")
 """Instant events that only mark other events; they are neither marks nor faults."""
@@ -172,7 +144,7 @@ class RoundTimeline:
         told = self._seen[index].get(SUPERVISOR, _ProcessTrack()).instants
         told = [e for e in told if e.name != "start"]
         for track in tracks:
-            of_track = [e for e in told if _role(str(e.args.get("process", ""))) == track["name"]]
+            of_track = [e for e in told if role_of(str(e.args.get("process", "")))[0] == track["name"]]
             marks += _marks(SUPERVISOR, of_track[:max_marks], about, at=(track["y0"] + track["y1"]) / 2)
         return {
             "number": about.number,
@@ -191,7 +163,7 @@ class RoundTimeline:
         found: dict[str, list[str]] = {}
         for name in self.lives:
             if name != SUPERVISOR:
-                found.setdefault(_role(name), []).append(name)
+                found.setdefault(role_of(name)[0], []).append(name)
         return {role: sorted(names, key=lambda n: self.lives[n][0]) for role, names in found.items()}
 
     def _alive(self, name: str, index: int) -> list[list[float]]:
@@ -218,11 +190,6 @@ def _marks(process: str, instants: Sequence[Event], about: Round, *, at: float) 
     ]
 
 
-def _role(name: str) -> str:
-    head, sep, tail = name.rpartition("-r")
-    return head if sep and tail.isdigit() else name
-
-
 def _lanes(spans: Sequence[Event], *, is_learner: bool) -> list[int]:
     """Returns the row of each span; a group's rollout and reward share one, weight updates have a separate one."""
     keys = [-1 if event.name in _WEIGHTS and not is_learner else event.tid for event in spans]
@@ -237,7 +204,7 @@ def _rectangles(
     found: list[list[Any]] = []
     each = height / num_lanes
     for (process, event), lane in zip(spans, lanes, strict=True):
-        kind = _KIND_OF.get(event.name, "other")
+        kind = _KIND_OF.get(event.name, event.name if event.name in KINDS else "other")
         if event.args.get("compiled"):
             kind = "compilation"
         elif event.args.get("kind") in ("eval", "probe") and kind in ("rollout", "reward"):
