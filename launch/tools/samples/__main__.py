@@ -46,7 +46,7 @@ def main() -> int:
         query = _query()
         samples = read_kept(folder)
     console = make_console(highlight=False)
-    said = _print_json(samples, query) if _JSON.value else _print(console, samples, query)
+    said = _print(console, samples, query)
     if samples.num_unreadable:
         said += f"; {samples.num_unreadable} unreadable lines in samples.jsonl"
     if _JSON.value:
@@ -57,36 +57,24 @@ def main() -> int:
 
 
 def _print(console: Console, samples: Samples, query: Query) -> str:
+    """Prints the selection and returns its size; JSON is ASCII, so no control character reaches the terminal."""
     if _COMPARE.value:
         found = pairs(samples, limit=query.limit)
-        samples_view.show_pairs(console, found, full=_FULL.value)
-        return _said_of_pairs(len(found))
+        if _JSON.value:
+            for first, last in found:
+                print(json.dumps({"first": as_json(first), "last": as_json(last)}))
+        else:
+            samples_view.show_pairs(console, found, full=_FULL.value)
+        return f"{len(found)} problem{'s' * (len(found) > 1)}" if found else "no problem with two evaluations"
     chosen, num_found = choose(samples, query)
-    samples_view.show(console, chosen, full=_FULL.value, grep=query.grep)
-    return _said(len(chosen), num_found, samples)
-
-
-def _print_json(samples: Samples, query: Query) -> str:
-    """Prints the samples as ASCII JSON, so that no control character of a model reaches the terminal."""
-    if _COMPARE.value:
-        found = pairs(samples, limit=query.limit)
-        for first, last in found:
-            print(json.dumps({"first": as_json(first), "last": as_json(last)}))
-        return _said_of_pairs(len(found))
-    chosen, num_found = choose(samples, query)
-    for sample in chosen:
-        print(json.dumps(as_json(sample)))
-    return _said(len(chosen), num_found, samples)
-
-
-def _said(num_chosen: int, num_found: int, samples: Samples) -> str:
+    if _JSON.value:
+        for sample in chosen:
+            print(json.dumps(as_json(sample)))
+    else:
+        samples_view.show(console, chosen, full=_FULL.value, grep=query.grep)
     if not num_found:
         return f"no matching samples (of {samples.num_responses} stored)"
-    return f"{num_chosen} of {num_found} matching samples, of {samples.num_responses} stored"
-
-
-def _said_of_pairs(num: int) -> str:
-    return f"{num} problem{'s' * (num > 1)}" if num else "no problem with two evaluations"
+    return f"{len(chosen)} of {num_found} matching samples, of {samples.num_responses} stored"
 
 
 def read_kept(folder: pathlib.Path) -> Samples:

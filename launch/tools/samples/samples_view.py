@@ -9,7 +9,7 @@ import itertools
 import json
 import pathlib
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -186,7 +186,8 @@ def show(
 def show_pairs(console: Console, found: Sequence[tuple[SampleEntry, SampleEntry]], *, full: bool = False) -> None:
     """Prints problems with their first and last responses."""
     for first, last in found:
-        _show_title(console, visible(f"eval {first.group.set}, problem of {numbers(first)}"))
+        problem = first.group.prompt_id or first.group.ticket
+        _show_title(console, visible(f"eval {first.group.set}, problem of {problem}"))
         _show_prompt(console, first.group, full, None)
         for sample in (first, last):
             _show_line(console, Text(f"step {sample.group.step}", style="bold"))
@@ -218,11 +219,6 @@ def facts(response: ResponseLine) -> str:
         parts.append(f"weights {versions}")
     parts += [f"{response.tokens} tokens", f"finish {response.finish}"]
     return visible(" · ".join(parts + [response.actor] * bool(response.actor)))
-
-
-def numbers(sample: SampleEntry) -> str:
-    """Returns the prompt's id, which identifies the problem."""
-    return visible(sample.group.prompt_id or sample.group.ticket)
 
 
 def shortened(text: str, grep: re.Pattern[str] | None = None) -> str:
@@ -278,9 +274,10 @@ def _show_response(console: Console, response: ResponseLine, full: bool, grep: r
     colour = "green" if response.reward > 0 else "red"
     _show_line(console, Text(facts(response), style=colour))
     for part in response.parts:
-        if part.by != "policy":
+        is_policy = part.by == "policy"
+        if not is_policy:
             _show_line(console, Text(visible(part.by), style="dim"))
-        _show_text(console, part.text, "cyan" if _is_policy(part) else "", full, grep)
+        _show_text(console, part.text, "cyan" if is_policy else "", full, grep)
     if response.num_parts > len(response.parts):
         left_out = response.num_parts - len(response.parts)
         _show_line(console, Text(f"({left_out} turns between are not stored)", style="dim"))
@@ -303,11 +300,13 @@ def _in_a_line(text: str) -> str:
     return flat if len(flat) <= 60 else f"{flat[:57]}..."
 
 
-def _is_policy(part: ResponsePart) -> bool:
-    return part.by == "policy"
-
-
-SORTS = ("step", "reward", "lag", "length")
+SORTS: dict[str, Callable[[SampleEntry], float]] = {
+    "step": lambda sample: sample.group.step,
+    "reward": lambda sample: sample.response.reward,
+    "lag": lambda sample: -1.0 if sample.response.lag is None else sample.response.lag,  # evaluations have no lag
+    "length": lambda sample: sample.response.tokens,
+}
+"""Keys by the value of --sort."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -330,7 +329,7 @@ def choose(samples: Iterable[SampleEntry], query: Query) -> tuple[list[SampleEnt
     """Returns the selected samples and their number before the limit; ties are newest first."""
     found = [s for s in samples if _fits(s, query)]
     found.reverse()
-    found.sort(key=lambda s: _key(s, query.sort), reverse=not query.reverse)
+    found.sort(key=SORTS[query.sort], reverse=not query.reverse)
     return found[: query.limit], len(found)
 
 
@@ -375,15 +374,3 @@ def _fits(sample: SampleEntry, query: Query) -> bool:
     if query.grep is None:
         return True
     return any(query.grep.search(text) for text in (group.prompt, *(p.text for p in sample.response.parts)))
-
-
-def _key(sample: SampleEntry, sort: str) -> float:
-    match sort:
-        case "reward":
-            return sample.response.reward
-        case "lag":  # evaluations have no lag
-            return -1.0 if sample.response.lag is None else sample.response.lag
-        case "length":
-            return sample.response.tokens
-        case _:
-            return sample.group.step
