@@ -59,7 +59,8 @@ def open_problems(config: Config, model: pathlib.Path, run: RunFolder | None = N
     Rows of `run` with a wrong reference answer are no held-out problems. Raises ValueError if a source or the tokenizer
     is invalid, or a set is empty.
     """
-    tokenizer = load_tokenizer(model, vocab_size=settings.vocab_size(model), template=config.prompts.template_settings)
+    vocab_size = settings.model_number(model, "vocab_size")
+    tokenizer = load_tokenizer(model, vocab_size=vocab_size, template=config.prompts.template_settings)
     own = open_own_sets(config, tokenizer)
     for looked_at in [found for one in own.values() for found in one.looked_at]:
         looked_at.check_num_bad(config.prompts.max_bad_share)

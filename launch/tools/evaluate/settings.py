@@ -74,7 +74,7 @@ def _as_name(text: str) -> str:
 
 def default_base(model: pathlib.Path) -> Config:
     """Returns the config for an evaluation without a run or a preset; raises ValueError for an invalid model folder."""
-    window = context_length(model)
+    window = model_number(model, "max_position_embeddings")
     response_tokens = min(DEFAULT_RESPONSE_TOKENS, window // 2)
     return Config(
         preset="evaluate",
@@ -92,7 +92,7 @@ def resolve_config(base: Config, asked: EvalRequest, given: Mapping[str, str], m
     sample per problem and 1 for more, unless the set or the base sets a temperature. Adapters are off, because the
     folder's weights are complete. `given` are the --config.section.field=value overrides by dotted path.
     """
-    window, sets = context_length(model), _sets(base.evaluation, asked.prompts)
+    window, sets = model_number(model, "max_position_embeddings"), _sets(base.evaluation, asked.prompts)
     response_tokens = asked.max_tokens or _response_tokens(base, window)
     longest = max([response_tokens, *(one.max_tokens for one in sets.values() if not asked.max_tokens)])
     if longest >= window:
@@ -198,22 +198,13 @@ def _sets(evaluation: EvaluationConfig, prompts: Sequence[str]) -> dict[str, Eva
     return named
 
 
-def context_length(model: pathlib.Path) -> int:
-    """Returns the model's maximum sequence length in tokens; raises ValueError if its config.json lacks it."""
+def model_number(model: pathlib.Path, name: str) -> int:
+    """Returns an integer of the model's config.json, or of its `text_config`; raises ValueError if it is missing."""
     config = _read(model)
     for part in (config, config.get("text_config") or {}):
-        if isinstance(part.get("max_position_embeddings"), int):
-            return part["max_position_embeddings"]
-    raise ValueError(f"{model / 'config.json'} has no max_position_embeddings")
-
-
-def vocab_size(model: pathlib.Path) -> int:
-    """Returns the rows of the model's embedding; raises ValueError if its config.json lacks them."""
-    config = _read(model)
-    for part in (config, config.get("text_config") or {}):
-        if isinstance(part.get("vocab_size"), int):
-            return part["vocab_size"]
-    raise ValueError(f"{model / 'config.json'} has no vocab_size")
+        if isinstance(part.get(name), int):
+            return part[name]
+    raise ValueError(f"{model / 'config.json'} has no {name}")
 
 
 def _dtype(model: pathlib.Path) -> Literal["float32", "bfloat16"]:

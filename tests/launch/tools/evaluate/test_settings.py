@@ -7,11 +7,10 @@ from configs import overrides
 from configs.sections import EvaluationSet, LoraConfig, LossConfig, PublishConfig
 from launch.tools.evaluate.settings import (
     EvalRequest,
-    context_length,
     default_base,
+    model_number,
     prompt_set,
     resolve_config,
-    vocab_size,
 )
 
 
@@ -224,12 +223,12 @@ def test_settle_two_sets_of_one_name_are_refused(model):
 
 def test_folder_that_is_none_is_refused_by_name(tmp_path):
     with pytest.raises(ValueError, match="is not a Hugging Face folder: cannot read config.json"):
-        context_length(tmp_path)
+        model_number(tmp_path, "max_position_embeddings")
     (tmp_path / "config.json").write_text("[]")
     with pytest.raises(ValueError, match="not a JSON object"):
-        vocab_size(tmp_path)
+        model_number(tmp_path, "vocab_size")
     (tmp_path / "config.json").write_text(json.dumps({"text_config": {"vocab_size": 7, "max_position_embeddings": 9}}))
-    assert (vocab_size(tmp_path), context_length(tmp_path)) == (7, 9)
+    assert [model_number(tmp_path, name) for name in ("vocab_size", "max_position_embeddings")] == [7, 9]
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ValueError, match="has no vocab_size"):
-        vocab_size(tmp_path)
+        model_number(tmp_path, "vocab_size")
