@@ -51,11 +51,11 @@ def measure_store(url: str, actor_role: str, logs: pathlib.Path) -> dict[str, An
         clients = _Clients({name: stack.enter_context(_client(url, run, name, logs)) for name in names})
         maker = _Tickets()
         group_s, byte_s = _groups(store, clients, maker)
-        read_s = clients.seconds_a_call("looks")
-        write_s = clients.seconds_a_call("signs")
-        claim_s = clients.seconds_a_call("claims")
+        read_s = clients.seconds_a_call("leased")
+        write_s = clients.seconds_a_call("heartbeat")
+        claim_s = clients.seconds_a_call("claim")
         clients.ask_first("beat_for", num=_NUM_OTHERS)
-        row_s = max(0.0, clients.seconds_a_call("tables") - read_s) / _NUM_OTHERS
+        row_s = max(0.0, clients.seconds_a_call("heartbeats") - read_s) / _NUM_OTHERS
         most = 0 if sqlite_path(url) else _max_connections(url)
         return {
             "group_s": group_s,
@@ -108,9 +108,9 @@ class _Clients:
         first.send({"do": do, **arguments})
         return wait_for(first, *others, deadline_s=_DEADLINE_S)
 
-    def seconds_a_call(self, do: str) -> float:
+    def seconds_a_call(self, what: str) -> float:
         """Returns the store's seconds per call under concurrent calls of all clients."""
-        self.send(do, seconds=_CALL_S)
+        self.send("calls", what=what, seconds=_CALL_S)
         return 1 / sum(a["num"] / a["seconds"] for a in self.answers())
 
 
@@ -121,22 +121,21 @@ class _Tickets:
     def make(self, num: int, num_samples: int, *, kind: TicketKind = "train") -> list[Ticket]:
         numbers = range(self._next, self._next + num)
         self._next += num
-        return [_ticket(i, num_samples, kind) for i in numbers]
-
-
-def _ticket(number: int, num_samples: int, kind: TicketKind) -> Ticket:
-    return Ticket(
-        id=f"t{number}",
-        kind=kind,
-        round=0,
-        order=number,
-        prompt_tokens=np.ones(16, np.int32),
-        task=Task.judged_by("exact", answer="1"),
-        num_samples=num_samples,
-        num_requests=num_samples,
-        sampling=Sampling(max_tokens=32_768),
-        min_version=Version(incarnation=0, step=0),
-    )
+        return [
+            Ticket(
+                id=f"t{number}",
+                kind=kind,
+                round=0,
+                order=number,
+                prompt_tokens=np.ones(16, np.int32),
+                task=Task.judged_by("exact", answer="1"),
+                num_samples=num_samples,
+                num_requests=num_samples,
+                sampling=Sampling(max_tokens=32_768),
+                min_version=Version(incarnation=0, step=0),
+            )
+            for number in numbers
+        ]
 
 
 def _groups(store: SqlStore, clients: _Clients, tickets: _Tickets) -> tuple[float, float]:

@@ -46,21 +46,21 @@ class Client:
             if not tickets:
                 self._store.wait(mark, ("tickets",), timeout_s=1.0)
 
-    def claims(self, seconds: float) -> dict[str, Any]:
-        """Measures claims without open tickets."""
-        return _calls(lambda: self._store.claim(self._name, limit=4, lease_s=_LEASE_S), seconds)
-
-    def signs(self, seconds: float) -> dict[str, Any]:
-        """Measures heartbeats."""
-        return _calls(lambda: self._store.heartbeat(make_heartbeat(self._name)), seconds)
-
-    def looks(self, seconds: float) -> dict[str, Any]:
-        """Measures reads of this client's leased tickets."""
-        return _calls(lambda: self._store.leased(self._name), seconds)
-
-    def tables(self, seconds: float) -> dict[str, Any]:
-        """Measures reads of all heartbeats."""
-        return _calls(self._store.heartbeats, seconds)
+    def calls(self, what: str, seconds: float) -> dict[str, Any]:
+        """Measures one kind of call; claims find no open ticket."""
+        calls: dict[str, Callable[[], object]] = {
+            "claim": lambda: self._store.claim(self._name, limit=4, lease_s=_LEASE_S),
+            "heartbeat": lambda: self._store.heartbeat(make_heartbeat(self._name)),
+            "leased": lambda: self._store.leased(self._name),
+            "heartbeats": self._store.heartbeats,
+        }
+        call = calls[what]
+        call()
+        num, start = 0, time.perf_counter()
+        while (spent_s := time.perf_counter() - start) < seconds:
+            call()
+            num += 1
+        return {"num": num, "seconds": spent_s}
 
     def beat_for(self, num: int) -> dict[str, Any]:
         """Sends one heartbeat for each of `num` other names."""
@@ -82,15 +82,6 @@ class Client:
         for connection in self._listening:
             connection.close()
         self._store.close()
-
-
-def _calls(call: Callable[[], object], seconds: float) -> dict[str, Any]:
-    call()
-    num, start = 0, time.perf_counter()
-    while (spent_s := time.perf_counter() - start) < seconds:
-        call()
-        num += 1
-    return {"num": num, "seconds": spent_s}
 
 
 def make_group(ticket: Ticket, actor: str, num_tokens: int) -> Group:
