@@ -7,7 +7,9 @@ another one, for tests that kill it. Where it can't run the tests are skipped, a
 import itertools
 import os
 import pathlib
+import random
 import shutil
+import socket
 import tempfile
 import urllib.parse
 from collections.abc import Generator
@@ -23,6 +25,10 @@ LEARNER, ACTOR = "test_learner", "test_actor"
 """Roles that log in, in the stores that `create_store` makes."""
 PASSWORD = "a password of the tests"
 """Of every role that `create_role` makes."""
+
+# Below the kernel's ephemeral ports: a client that keeps dialing a dead server's port could get that port for its own
+# end, and would connect to itself.
+PORTS = range(20000, 32000)
 
 # Durable (fsync is on), and small: the tests' memory and cores are shared.
 SETTINGS: dict[str, str | int] = {
@@ -48,6 +54,19 @@ def need_tls() -> None:
         programs(tls=True)
     except ValueError as e:
         pytest.skip(f"no PostgreSQL with TLS here: {e}")
+
+
+def free_port(host: str) -> int:
+    """A free port; ValueError where none of 200 is free, or `host` is no address of this machine."""
+    for port in random.sample(PORTS, 200):
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+            try:
+                probe.bind((host, port))
+            except OSError as e:
+                problem = e
+                continue
+            return port
+    raise ValueError(f"no free port at {host}: {problem}")
 
 
 class Server:
@@ -127,7 +146,7 @@ def start_server(folder: pathlib.Path, *, listen: str = "127.0.0.1") -> Server:
       folder: its data; as root, one that an unprivileged user may enter (`data_folder`).
       listen: address.
     """
-    cluster = PostgresServer(folder, host=listen)
+    cluster = PostgresServer(folder, host=listen, port=free_port(listen))
     cluster.create(sync=False)
     cluster.configure(SETTINGS, hba=["local all all trust", "host all all all trust"])
     cluster.start()

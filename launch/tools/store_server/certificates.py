@@ -2,13 +2,13 @@
 
 import datetime
 import ipaddress
-import os
 import pathlib
 import secrets
 import shlex
 from collections.abc import Sequence
 
 from bridge import credentials as names
+from bridge.files import replace_file
 from configs.suggestions import install_command
 
 CA, CERTIFICATE, KEY, TOKEN = "ca.pem", "server.pem", "server.key", "token"
@@ -55,7 +55,7 @@ def make(folder: pathlib.Path, hosts: Sequence[str], *, days: int, force: bool =
     }
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in contents.items():
-        write_private(folder / name, content, mode=0o600 if name in _SECRET else 0o644)
+        replace_file(folder / name, content, mode=0o600 if name in _SECRET else 0o644)
 
 
 def settings(folder: pathlib.Path) -> str:
@@ -70,19 +70,6 @@ def settings(folder: pathlib.Path) -> str:
         *_exports(folder, ours),
     ]
     return "\n".join(lines)
-
-
-def write_private(path: pathlib.Path, content: bytes, *, mode: int = 0o600) -> None:
-    """Writes a file atomically; its mode is set before its content is written."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    part.unlink(missing_ok=True)
-    try:
-        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            os.fchmod(file.fileno(), mode)
-            file.write(content)
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def _exports(folder: pathlib.Path, variables: dict[str, str]) -> list[str]:

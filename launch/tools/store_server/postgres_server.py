@@ -7,17 +7,16 @@ import importlib.util
 import os
 import pathlib
 import pwd
-import random
 import select
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from typing import TypedDict
+from typing import Any
 
+from bridge.files import replace_file
 from bridge.processes import die_with_parent
 from configs.suggestions import install_command
 from launch.supervision import process_tree
@@ -53,14 +52,6 @@ def programs(*, tls: bool = False) -> pathlib.Path:
     raise ValueError(missing)
 
 
-class PopenOptions(TypedDict, total=False):
-    """`subprocess` options that set the user of a process."""
-
-    user: str
-    group: int
-    extra_groups: list[str | int]
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class RunsAs:
     """User that owns the server's processes and files; None means the current user."""
@@ -88,7 +79,7 @@ class RunsAs:
             entry = pwd.getpwnam(self.name)
             os.chown(path, entry.pw_uid, entry.pw_gid)
 
-    def popen_options(self) -> "PopenOptions":
+    def popen_options(self) -> dict[str, Any]:
         """Returns the `subprocess` options to start a process as this user."""
         if self.name is None:
             return {}
@@ -135,9 +126,6 @@ def _name_of(uid: int) -> str:
 SUPERUSER = "postgres"
 _START_S, _STOP_S = 60.0, 60.0
 _LOG_TAIL_BYTES = 2000
-# Below the kernel's ephemeral ports: a client that keeps dialing a dead server's port could get that port for its own
-# end, and would connect to itself.
-_PORTS = range(20000, 32000)
 
 
 class PostgresServer:
@@ -146,10 +134,9 @@ class PostgresServer:
     Start it from a thread that stays alive, because the kernel kills the server with that thread.
     """
 
-    def __init__(self, folder: pathlib.Path, *, host: str, port: int = 0, tls: bool = False) -> None:
-        """Prepares the server; with `tls`, one that can use TLS, which `configure` turns on. Port 0: a free one."""
-        self.folder, self.host = folder.absolute(), host
-        self.port = port or free_port(host)
+    def __init__(self, folder: pathlib.Path, *, host: str, port: int, tls: bool = False) -> None:
+        """Prepares the server; with `tls`, one that can use TLS, which `configure` turns on."""
+        self.folder, self.host, self.port = folder.absolute(), host, port
         self._programs = programs(tls=tls)
         self._runs_as = RunsAs.of(self.folder)
         self._sockets: pathlib.Path | None = None
@@ -215,9 +202,7 @@ class PostgresServer:
         }
         for name, content in files.items():
             path = self.folder / name
-            path.unlink(missing_ok=True)
-            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-                file.write(content)
+            replace_file(path, content, mode=0o600)
             self._runs_as.own(path)
 
     def start(self) -> None:
@@ -293,20 +278,6 @@ class PostgresServer:
         if self._sockets is not None:
             shutil.rmtree(self._sockets, ignore_errors=True)
             self._sockets = None
-
-
-def free_port(host: str) -> int:
-    """Returns a free port; raises ValueError if no port is free, or `host` is no address of this machine."""
-    for port in random.sample(_PORTS, 200):
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        with socket.socket(family) as probe:
-            try:
-                probe.bind((host, port))
-            except OSError as e:
-                problem = e
-                continue
-            return port
-    raise ValueError(f"no free port at {host}: {problem}")
 
 
 def _quoted(value: str) -> str:

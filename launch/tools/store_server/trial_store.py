@@ -12,10 +12,9 @@ from collections.abc import Iterator
 import psycopg
 from psycopg import sql
 
-from bridge.files import try_flock
+from bridge.files import replace_file, try_flock
 from bridge.store.postgres.tables_and_roles import ACTOR, LEARNER, make_schema, schema_sql
 from bridge.validation import is_loopback
-from launch.tools.store_server.certificates import write_private
 from launch.tools.store_server.postgres_server import PostgresServer
 
 DATABASE = "sluice"
@@ -164,5 +163,5 @@ def _password(place: TrialLocation, role: str) -> str:
     if path.exists():
         return path.read_text().strip().rpartition(":")[2]
     password = secrets.token_urlsafe(32)
-    write_private(path, f"*:*:{DATABASE}:{role}:{password}\n".encode())
+    replace_file(path, f"*:*:{DATABASE}:{role}:{password}\n".encode(), mode=0o600)
     return password

@@ -22,11 +22,10 @@ from bridge.store.open import create_run, open_store
 from bridge.store.postgres.tables_and_roles import ACTOR
 from launch.supervision import process_tree
 from launch.tools.store_server import certificates
-from launch.tools.store_server.postgres_server import free_port
 from tests.integration.security.rig import OTHER_TOKEN, SECRET, TOKEN, Place, fetch, fetcher, serving
 from tests.integration.support.sockets import listening
 from tests.launch.tools.store_server.test_store_server import Served, served
-from tests.postgres import need_tls
+from tests.postgres import free_port, need_tls
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("postgres")]
 

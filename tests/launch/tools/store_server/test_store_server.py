@@ -19,10 +19,9 @@ from bridge.store.open import SqlStore, create_run, open_store
 from bridge.store.postgres.tables_and_roles import ACTOR
 from launch.supervision import process_tree
 from launch.tools.store_server import certificates
-from launch.tools.store_server.postgres_server import free_port
 from tests.bridge.factories import make_group, make_ticket
 from tests.integration.support.processes import REPO, wait_until
-from tests.postgres import need_tls
+from tests.postgres import free_port, need_tls
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("postgres")]
 
