@@ -1,11 +1,15 @@
-"""Registry of tasks and environment rows."""
+"""Registry of tasks and environment rows, and the writer of a task's prompt files."""
 
 import dataclasses
 import functools
+import itertools
+import json
+import pathlib
 import random
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from bridge.files import replace_file
 from configs.tasks import arithmetic, calculator, code_functions, guess, textarena, word_problems
 from configs.tasks.rows import Args, EpisodeRow, Turn
 
@@ -72,3 +76,25 @@ TASKS: Mapping[str, Mapping[str, File]] = {
     },
 }
 """Files by task and by name without suffix."""
+
+
+def write_files(task: str, out: pathlib.Path, *, seed: int) -> dict[pathlib.Path, int]:
+    """Writes a task's files into a folder; returns the number of rows per file."""
+    out.mkdir(parents=True, exist_ok=True)
+    written: dict[pathlib.Path, int] = {}
+    for name, file in TASKS[task].items():
+        lines = _lines(file, seed)
+        path = out / f"{name}.jsonl"
+        replace_file(path, "".join(line + "\n" for line in lines).encode())
+        written[path] = len(lines)
+    return written
+
+
+def _lines(file: File, seed: int) -> list[str]:
+    rows: dict[str, str] = {}
+    for index in itertools.count() if file.is_held_out else range(file.num_rows):
+        row = file.row(seed, index)
+        rows.setdefault(row["prompt"], json.dumps(row))
+        if len(rows) == file.num_rows:
+            break
+    return [*rows.values()]

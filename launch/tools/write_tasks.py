@@ -8,9 +8,8 @@ import pathlib
 
 from absl import flags
 
-from configs.tasks.catalog import TASKS
+from configs.tasks.catalog import TASKS, write_files
 from launch import cli
-from launch.tools.task_files import write
 
 _OUT = flags.DEFINE_string("out", None, "Folder for the files; default: data/TASK.")
 _SEED = flags.DEFINE_integer("seed", 0, "Seed of the rows.", lower_bound=0)
@@ -24,7 +23,7 @@ def main() -> int:
         if not names or names[0] not in TASKS:
             raise ValueError(f"expected a task, one of {', '.join(TASKS)}, got {names[0] if names else 'none'!r}")
         out = pathlib.Path(_OUT.value if _OUT.value is not None else f"data/{names[0]}").expanduser()
-        for file, num_rows in write(names[0], out, seed=_SEED.value).items():
+        for file, num_rows in write_files(names[0], out, seed=_SEED.value).items():
             print(f"{file}: {num_rows} rows")
     return 0
 

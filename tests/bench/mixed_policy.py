@@ -27,8 +27,8 @@ import transformers
 from absl import app
 
 from configs.run_folder import RunFolder
+from configs.tasks import catalog
 from launch.startup.prepare_run import open_prepared
-from launch.tools import task_files
 from learner.data.prompt_stream import load_prompts
 from learner.data.tokenizer import load_tokenizer
 from learner.model.architecture import Architecture
@@ -135,7 +135,7 @@ def checkpoints_of(run: RunFolder, first: int, root: pathlib.Path, start: pathli
 def play(seed: int, root: pathlib.Path) -> list[dict[str, Any]]:
     """Returns a row for each stage, lag and kind."""
     if not (root / "train.jsonl").is_file():
-        task_files.write("code", root, seed=0)
+        catalog.write_files("code", root, seed=0)
     overrides: Mapping[str, object] = {
         "run.seed": seed,
         "run.num_updates": NUM_UPDATES,

@@ -17,7 +17,7 @@ from typing import Any, get_args
 from absl import app
 
 from bridge.rollout_types import Verdict
-from launch.tools import task_files
+from configs.tasks import catalog
 from tests.bench.harness import result, runs
 
 PRESETS = {"guess": "tiny_guess", "calculator": "tiny_calculator", "code": "tiny_code"}
@@ -28,7 +28,7 @@ def play(task: str, seed: int, root: pathlib.Path) -> dict[str, Any]:
     overrides: dict[str, object] = {"run.seed": seed}
     if task == "code":
         if not (root / "train.jsonl").is_file():
-            task_files.write("code", root, seed=0)
+            catalog.write_files("code", root, seed=0)
         overrides["prompts.path"] = root / "train.jsonl"
     ran = runs.run_job(PRESETS[task], overrides, root / f"{task}-{seed}")
     steps, evals = ran.of_kind("step"), ran.of_kind("eval")

@@ -27,9 +27,8 @@ from configs.presets.tpu import CASES
 from configs.schema import Config
 from launch import cli
 from launch.terminal import make_console
-from launch.tools.compile_tpu import tpu_tables
 from launch.tools.compile_tpu.compile_worker import environment, tpu_python
-from launch.tools.compile_tpu.estimate import StepEstimate, estimate
+from launch.tools.compile_tpu.estimate import StepEstimate, all_cases, estimate, numbers, show
 from launch.tools.out_file import check_out_file, write_out_file
 from learner.metrics.flops import TPU_CHIPS
 from learner.model.architecture import Architecture
@@ -99,10 +98,10 @@ def main() -> int:
                 broken += 1
                 continue
             outcomes.append(outcome)
-            tpu_tables.show(job.key, job.config, outcome.estimate, outcome.answer)
-    rows = {o.job.key: tpu_tables.numbers(o.job.config, o.estimate, o.answer) for o in outcomes}
+            show(job.key, job.config, outcome.estimate, outcome.answer)
+    rows = {o.job.key: numbers(o.job.config, o.estimate, o.answer) for o in outcomes}
     if _ALL.value:
-        make_console(width=150, highlight=False).print(tpu_tables.all_cases(rows))
+        make_console(width=150, highlight=False).print(all_cases(rows))
     if _OUT.value is not None:
         with cli.usage_errors():
             write_out_file(pathlib.Path(_OUT.value).expanduser(), json.dumps(rows, indent=1) + "\n")

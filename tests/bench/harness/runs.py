@@ -181,12 +181,12 @@ def training_s(rows: Sequence[Mapping[str, Any]]) -> dict[int, float]:
 
 def prepare_smollm2(data: pathlib.Path) -> dict[str, object]:
     """Makes SmolLM2's folder where it isn't there, and the rows of sums; returns the fields that name them."""
-    from launch.tools import task_files
+    from configs.tasks import catalog
 
     model = pathlib.Path(MODEL.value).absolute()
     command = [sys.executable, "-m", "launch.tools.get_model", "smollm2", f"--out={model}"]
     subprocess.run(command, check=True, env=os.environ)
-    task_files.write("arithmetic", data, seed=0)
+    catalog.write_files("arithmetic", data, seed=0)
     return {
         "model.path": model,
         "prompts.path": data / "up_to_99.jsonl",

@@ -8,8 +8,7 @@ from actor.rewards.types import Context, Response
 from actor.rewards.verifiers import math
 from bridge.rollout_types import Task
 from configs.sections import PromptsConfig
-from configs.tasks.catalog import TASKS
-from launch.tools.task_files import write
+from configs.tasks.catalog import TASKS, write_files
 from learner.data.parse_row import RowFormat, parse_row
 from learner.data.problem import RawProblem
 from tests.launch.commands import call_each
@@ -19,7 +18,7 @@ from tests.launch.commands import call_each
 @pytest.mark.parametrize("task", TASKS)
 def test_files_have_each_prompt_once_and_rows_that_can_be_asked(task, tmp_path):
     for folder, seed in (("one", 0), ("two", 0), ("other", 1)):
-        write(task, tmp_path / folder, seed=seed)
+        write_files(task, tmp_path / folder, seed=seed)
     prompts = PromptsConfig(path="rows.jsonl", verifier="code" if task == "code" else "math")
     form = RowFormat.of(prompts, prompts.sources[""])
     asked: dict[bool, set[str]] = {False: set(), True: set()}

@@ -13,9 +13,9 @@ from configs.model_sizes import MODEL_SIZES
 from configs.presets.tpu import CASES
 from configs.schema import Config
 from launch.tools.compile_tpu import __main__ as compile_tpu
-from launch.tools.compile_tpu import compile_worker, tpu_tables
+from launch.tools.compile_tpu import compile_worker
 from launch.tools.compile_tpu.compile_worker import count_collectives
-from launch.tools.compile_tpu.estimate import UTILIZATION, StepEstimate, estimate, num_micro_batches
+from launch.tools.compile_tpu.estimate import UTILIZATION, StepEstimate, estimate, num_micro_batches, show
 from learner.model.architecture import Architecture
 from tests.launch.commands import call
 
@@ -195,8 +195,8 @@ def test_update_of_several_passes_computes_each_and_scores_once(capsys):
     # Scoring is a forward pass, a third of training without remat.
     scored = small_estimate("none", rounds__epochs="3", scored=True)
     assert scored.update_s == pytest.approx(thrice.update_s + once.update_s / 3)
-    tpu_tables.show("case", config(rounds__epochs="3"), thrice, answer())
-    tpu_tables.show("case", config(), once, answer())
+    show("case", config(rounds__epochs="3"), thrice, answer())
+    show("case", config(), once, answer())
     words = re.findall(r"an update is (.*?) of the longest", capsys.readouterr().out)
     assert words == [f"3 times {once.num_micro_batches} micro-batches", f"{once.num_micro_batches} micro-batches"]
 
@@ -220,7 +220,7 @@ def test_collectives_are_counted_by_kind_with_a_start_and_its_end_as_one():
 
 def test_show_prints_every_part(capsys):
     found = small_estimate()
-    tpu_tables.show("case", config(), found, answer())
+    show("case", config(), found, answer())
     out = capsys.readouterr().out
     words = ["optimizer", "temporaries of accumulate", "all-gather 3", "FITS", "50%", "an assumption"]
     assert [w for w in words if w not in out] == []
