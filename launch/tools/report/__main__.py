@@ -6,15 +6,16 @@ checkpoints are included; --results=FILE adds those of other models and needs no
 opens without a network. --serve serves the report on this machine and follows a running run.
 """
 
+import importlib.util
 import pathlib
 import time
 
 from absl import flags
 
+from configs.suggestions import install_command
 from configs.run_folder import RunFolder
 from launch import cli
 from launch.tools.out_file import check_out_file
-from launch.tools.report.build import check_library
 
 _OUT = flags.DEFINE_string(
     "out", None, "Output file. Default: report.html in the run folder, or in the working directory for several runs."
@@ -42,7 +43,10 @@ def main() -> int:
             raise ValueError("--serve: expected --run_dir=FOLDER of a run to follow. Set it, or remove --serve.")
         if _OUT.value is not None:
             check_out_file(_OUT.value)
-        check_library()
+        if importlib.util.find_spec("bokeh") is None:
+            raise ValueError(
+                f"launch.tools.report: expected bokeh, which is not installed. Install it: {install_command('report')}"
+            )
         if _SERVE.value:
             from launch.tools.report.server import serve
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import datetime
+import json
 import math
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -51,23 +52,6 @@ class Results(msgspec.Struct, frozen=True):
     seed: int | None = None
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class SetRow:
-    """Evaluation of a set, formatted for display."""
-
-    model: str
-    step: str
-    when: str
-    set: str
-    k: str
-    temperature: str
-    problems: str
-    avg: str
-    passed: str
-    majority: str
-    notes: tuple[str, ...]
-
-
 def read_results(file: pathlib.Path) -> Results:
     """Reads a file of `launch.tools.evaluate`; raises ValueError if it is no results file, or has a newer format."""
     try:
@@ -96,9 +80,9 @@ def files_of(folder: pathlib.Path) -> list[pathlib.Path]:
     return sorted(RunFolder(folder).evaluated.glob("*.json"))
 
 
-def rows_of(runs: Iterable[tuple[str, Sequence[Results]]], others: Sequence[Results]) -> list[SetRow]:
+def rows_of(runs: Iterable[tuple[str, Sequence[Results]]], others: Sequence[Results]) -> list[dict[str, Any]]:
     """Returns one row per set and file, of the runs by label and then of `others`, without duplicates."""
-    rows: list[SetRow] = []
+    rows: list[dict[str, Any]] = []
     shown: set[tuple[object, ...]] = set()
     named = [(label, found) for label, of in runs for found in of] + [(_name(found), found) for found in others]
     for label, found in named:
@@ -113,21 +97,21 @@ def _name(found: Results) -> str:
     return pathlib.Path(found.run_dir or found.model).name or found.model
 
 
-def _row(label: str, found: Results, one: SetResult) -> SetRow:
+def _row(label: str, found: Results, one: SetResult) -> dict[str, Any]:
     unscored = f", {one.left_out} not scored" if one.left_out else ""
-    return SetRow(
-        model=visible(label),
-        step="-" if found.step is None else str(found.step),
-        when=_moment(found.time_s),
-        set=visible(one.set),
-        k=str(one.k),
-        temperature="-" if one.temperature is None else f"{one.temperature:g}",
-        problems=f"{one.problems}{unscored}",
-        avg=_shown(one.metrics.get(f"avg@{one.k}")),
-        passed=_shown(one.metrics.get(f"pass@{one.k}")),
-        majority=_shown(one.metrics.get(f"maj@{one.k}")),
-        notes=tuple(visible(note) for note in one.notes),
-    )
+    return {
+        "model": visible(label),
+        "step": "-" if found.step is None else str(found.step),
+        "when": _moment(found.time_s),
+        "set": visible(one.set),
+        "k": str(one.k),
+        "temperature": "-" if one.temperature is None else f"{one.temperature:g}",
+        "problems": f"{one.problems}{unscored}",
+        "avg": _shown(one.metrics.get(f"avg@{one.k}")),
+        "passed": _shown(one.metrics.get(f"pass@{one.k}")),
+        "majority": _shown(one.metrics.get(f"maj@{one.k}")),
+        "notes": [visible(note) for note in one.notes],
+    }
 
 
 def _shown(estimate: ShownEstimate | None) -> str:
@@ -307,6 +291,17 @@ def _rows(file: pathlib.Path) -> tuple[dict[str, list[Row]], int]:
             except (msgspec.MsgspecError, KeyError, TypeError, ValueError, OverflowError):
                 num_unreadable += 1
     return {kind: sorted(of, key=lambda r: r["step"]) for kind, of in rows.items()}, num_unreadable
+
+
+def json_for_script(value: Any) -> str:
+    r"""Returns JSON that is safe in a script element, without `<`, `>` or `&`.
+
+    It is pure ASCII: lone surrogates and line separators stay JSON escapes, and its length equals its size in bytes.
+    """
+    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    for character in "<>&":  # non-ASCII characters are escaped already
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text
 
 
 MAX_POINTS = 600

@@ -1,6 +1,5 @@
 """Tables of the report: results, cost, diagnostics, provenance, and rewards per held-out problem."""
 
-import dataclasses
 import datetime
 import math
 from collections.abc import Callable, Sequence
@@ -84,39 +83,29 @@ def provenance(runs: Sequence[RunData]) -> list[Row]:
     return rows
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ProblemRow:
-    """Rewards of a problem over the evaluations that stored it."""
+def problems(samples: Samples) -> tuple[list[Json], int]:
+    """Returns at most `MAX_PROBLEMS` problems that evaluations stored, held-out problems first, and their number.
 
-    set: str
-    id: str
-    prompt: str
-    """Start of the prompt."""
-    first: float
-    """Mean reward of the stored responses at the first evaluation; `last` at the last one."""
-    last: float
-    num_evaluations: int
-
-
-def problems(samples: Samples) -> tuple[list[ProblemRow], int]:
-    """Returns at most `MAX_PROBLEMS` problems that evaluations stored, held-out problems first, and their number."""
+    `first` and `last` are the mean rewards of the stored responses at the first and last evaluation.
+    """
     groups: dict[tuple[str, str], list[GroupLine]] = {}
     for group in samples.groups:
         if group.kind == "eval" and any(math.isfinite(r.reward) for r in group.responses):
             groups.setdefault((group.set, group.prompt_id or f"problem {group.order}"), []).append(group)
     ordered = sorted(groups.items(), key=lambda item: (item[0][0] != HELD_OUT, item[0][0], item[1][-1].order))
-    rows: list[ProblemRow] = []
+    rows: list[Json] = []
     for (name, problem), of in ordered[:MAX_PROBLEMS]:
         of = sorted(of, key=lambda group: group.step)
-        row = ProblemRow(
-            set=visible(name),
-            id=visible(problem),
-            prompt=_start(of[-1].prompt),
-            first=_mean_reward(of[0]),
-            last=_mean_reward(of[-1]),
-            num_evaluations=len({group.step for group in of}),
+        rows.append(
+            {
+                "set": visible(name),
+                "id": visible(problem),
+                "prompt": _start(of[-1].prompt),
+                "first": _mean_reward(of[0]),
+                "last": _mean_reward(of[-1]),
+                "num_evaluations": len({group.step for group in of}),
+            }
         )
-        rows.append(row)
     return rows, len(ordered)
 
 

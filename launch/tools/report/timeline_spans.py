@@ -6,8 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from launch.tools.report.page import json_for_script
-from launch.tools.report.run_data import RunData, number
+from launch.tools.report.run_data import RunData, json_for_script, number
 from launch.tools.report.timeline_events import (
     SUPERVISOR,
     Event,

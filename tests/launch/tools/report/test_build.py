@@ -6,12 +6,10 @@ import shutil
 import numpy as np
 import pytest
 
-from launch.tools.report import page as report_page
-from launch.tools.report.build import build, write_report
+from launch.tools.report.build import _response, build, shown_samples, write_report
 from launch.tools.report.figures import COLOURS, draw, standard_error
-from launch.tools.report.page import json_for_script, shown_samples
 from launch.tools.report.panels import positions
-from launch.tools.report.run_data import read_run, read_runs
+from launch.tools.report.run_data import json_for_script, read_run, read_runs
 from launch.tools.samples.samples_view import ResponseLine, read_samples
 from tests.launch.tools.report.folder import HOSTILE, make_folder
 
@@ -54,7 +52,7 @@ def test_report_has_all_samples_rounds_numbers_and_the_config(run):
 
 
 def test_zero_is_told_where_it_is_a_measurement():
-    told = report_page._response(ResponseLine(reward=0.0, advantage=0.0, lag=0.0, lag_max=0))
+    told = _response(ResponseLine(reward=0.0, advantage=0.0, lag=0.0, lag_max=0))
     assert {n: v for n, v in told.items() if v == 0} == {"reward": 0.0, "advantage": 0.0, "lag": 0.0, "tokens": 0}
 
 
@@ -80,7 +78,7 @@ def test_json_in_a_script_ends_none_and_is_the_same_when_read():
 @pytest.mark.heavy
 def test_too_many_samples_are_thinned_evenly_and_the_page_says_so(tmp_path, monkeypatch):
     folder = make_folder(tmp_path / "run", steps=40, groups=400)
-    monkeypatch.setattr("launch.tools.report.page.BUDGET_BYTES", 200_000)
+    monkeypatch.setattr("launch.tools.report.build.BUDGET_BYTES", 200_000)
     page = build([folder])
     (told,) = data_of(page)["runs"]
     steps = [g["step"] for g in told["samples"] if g["kind"] == "train"]

@@ -1,6 +1,7 @@
 """`python -m launch.tools.report` as it is typed, and what a run's end shows of itself."""
 
 import io
+import subprocess
 import sys
 
 import pytest
@@ -11,7 +12,7 @@ from launch import finalize
 from launch.startup.prepare_run import PreparedRun
 from launch.supervision.supervisor import RunOutcome
 from launch.tools.evaluate.results import write
-from launch.tools.report.build import check_library
+from tests.integration.support.processes import REPO
 from tests.launch.commands import call_each
 from tests.launch.tools.report.folder import make_folder
 
@@ -83,10 +84,12 @@ def test_results_are_given_with_a_run_or_without_one(done, runs):
     assert "<td>base</td>" in both and "<td>tuned</td>" not in both and 'id="summary"' in both
 
 
-def test_without_its_library_the_command_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "bokeh", None)
-    with pytest.raises(ValueError, match=r"\[report\]"):
-        check_library()
+def test_without_its_library_the_command_says_what_to_install(runs):
+    words = "import sys; sys.modules['bokeh'] = None; sys.argv[0] = 'report'\n"
+    words += "from launch import cli\nfrom launch.tools.report.__main__ import main\ncli.run(main)"
+    call = [sys.executable, "-c", words, f"--run_dir={runs[0]}"]
+    done = subprocess.run(call, cwd=REPO, capture_output=True, text=True)
+    assert done.returncode == 2 and "[report]" in done.stderr and len(done.stderr.splitlines()) == 1
 
 
 def shown(folder):

@@ -103,4 +103,4 @@ def test_hostile_names_of_sets_stay_text(tmp_path):
 def test_rows_of_what_is_not_known_are_dashes():
     bare = run_data.Results(format=1, model="/", sets=(run_data.SetResult(set="a", k=1, problems=3, metrics={}),))
     (row,) = rows_of([], [bare])
-    assert (row.model, row.step, row.when, row.temperature, row.avg) == ("/", "-", "-", "-", "-")
+    assert [row[name] for name in ("model", "step", "when", "temperature", "avg")] == ["/", "-", "-", "-", "-"]

@@ -113,18 +113,18 @@ def test_problems_have_the_mean_reward_of_their_first_and_last_evaluation(tmp_pa
     groups = [group(0, "a", 0.0, 0.5), group(0, "b", 1.0, order=1), group(10, "a", 1.0, 1.0)]
     groups += [group(5, "a", 0.0, 0.0), group(5, "c", 1.0, kind="train")]
     rows, num = summary.problems(read_samples(with_samples(tmp_path / "run", groups)))
-    assert num == 2 and [(r.id, r.first, r.last, r.num_evaluations) for r in rows] == [
+    assert num == 2 and [(r["id"], r["first"], r["last"], r["num_evaluations"]) for r in rows] == [
         ("a", 0.25, 1.0, 3),
         ("b", 1.0, 1.0, 1),
     ]
-    assert rows[0].prompt == "prompt of a"
+    assert rows[0]["prompt"] == "prompt of a"
 
 
 def test_problems_are_limited_and_long_prompts_shortened(tmp_path):
     groups = [group(0, f"{i:03d}", 1.0, order=i) | {"prompt": "word " * 1000} for i in range(250)]
     rows, num = summary.problems(read_samples(with_samples(tmp_path / "run", groups)))
-    assert num == 250 and [r.id for r in rows] == [f"{i:03d}" for i in range(summary.MAX_PROBLEMS)]
-    assert rows[0].prompt.endswith("...") and len(rows[0].prompt) < 110
+    assert num == 250 and [r["id"] for r in rows] == [f"{i:03d}" for i in range(summary.MAX_PROBLEMS)]
+    assert rows[0]["prompt"].endswith("...") and len(rows[0]["prompt"]) < 110
 
 
 @pytest.mark.heavy

@@ -3,8 +3,7 @@ import json
 
 import pytest
 
-from launch.tools.report.page import json_for_script
-from launch.tools.report.run_data import read_run
+from launch.tools.report.run_data import json_for_script, read_run
 from launch.tools.report.timeline_events import (
     Event,
     ProcessLifetime,
