@@ -82,18 +82,14 @@ def get(out: pathlib.Path, identity: dict[str, str], fill: Callable[[pathlib.Pat
 
 
 def check_trainable(folder: pathlib.Path) -> None:
-    """Raises ValueError unless a folder has a supported architecture, all weights, and a matching tokenizer."""
-    model = _architecture(folder)
+    """Raises ValueError unless a folder has a supported architecture, all weights, and a matching tokenizer.
+
+    Raises FileNotFoundError if it has no config.json.
+    """
+    model = Architecture.from_hf(folder)
     if missing := missing_weights(folder):
         raise ValueError(f"{folder}: missing weights: {missing}")
     load_tokenizer(folder, vocab_size=model.vocab_size)
-
-
-def _architecture(folder: pathlib.Path) -> Architecture:
-    try:
-        return Architecture.from_hf(folder)
-    except FileNotFoundError as e:
-        raise ValueError(str(e)) from e
 
 
 def licence_of(folder: pathlib.Path) -> str:
@@ -128,5 +124,5 @@ def from_hub(name: str, revision: str, folder: pathlib.Path) -> None:
                 f"{name} cannot be downloaded from the Hugging Face Hub ({type(e).__name__}: {said}); without a "
                 f"network use {smollm2.NAME}, or set model.path to a folder on this machine"
             ) from e
-        _architecture(folder)
+        Architecture.from_hf(folder)
     shutil.rmtree(folder / ".cache", ignore_errors=True)  # the library's download metadata
