@@ -33,7 +33,6 @@ class StepEstimate:
     """Peak bytes per chip, by kind; their sum decides if the step fits."""
     num_micro_batches: int
     num_epochs: int
-    """Epochs over the update's batch."""
     model_flops: float
     """FLOPs per update that training requires, over all chips."""
     hardware_flops: float

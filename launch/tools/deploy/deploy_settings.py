@@ -35,12 +35,10 @@ class Hosts:
     resource: str
     """Kubernetes resource name of a chip."""
     labels: Mapping[str, str]
-    """Node labels."""
     cpus: int
     memory_gib: int
     """Memory per process in GiB, by its share of the host's chips; `cpus` is scaled likewise."""
     title: str
-    """Human-readable description."""
 
     @property
     def is_tpu(self) -> bool:

@@ -33,7 +33,6 @@ class Deployment:
     """A run on a cluster, with its derived quantities."""
 
     config: Config
-    """Config for the learner on the cluster."""
     settings: DeploySettings
     learner: Hosts
     """Hosts of the learner, or the single node with `one_node`."""
@@ -41,7 +40,6 @@ class Deployment:
     """Host of one actor."""
     num_actors: int
     actor_store: str
-    """Store URL of the actors."""
     learner_shm_gib: int
     actor_shm_gib: int
     learner_grace_s: int

@@ -277,13 +277,11 @@ class Axis:
     """An axis over which curves may be drawn."""
 
     name: str
-    """Column name."""
     title: str
     """Title in the selector."""
     label: str
     """Axis label with its unit."""
     largest: float
-    """Largest value over all runs."""
     per_unit: float = 1.0
 
 

@@ -71,7 +71,6 @@ class Faults:
     counts: list[tuple[str, float]]
     """Description and count of faults without events."""
     restarts: dict[str, int]
-    """Number of restarts per process."""
 
 
 def find_faults(run: RunData, instants: Mapping[str, Sequence[Event]]) -> Faults:

@@ -103,7 +103,6 @@ class Samples:
     groups: list[GroupLine]
     """Groups in file order; a repeated evaluation replaces the earlier one."""
     num_unreadable: int
-    """Number of invalid lines."""
 
     def __iter__(self) -> Iterator[SampleEntry]:
         return (SampleEntry(group, r, i) for group in self.groups for i, r in enumerate(group.responses))

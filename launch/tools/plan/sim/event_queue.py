@@ -58,9 +58,7 @@ class SimResult:
     num_steps: int
     num_samples: int
     step_s: float
-    """Mean seconds per optimizer step."""
     samples_per_s: float
-    """Trained samples/s."""
     tokens_per_s: float
     """Trained response tokens/s, the metric for comparing rates. Samples/s would favor runs that leave the longest
     responses untrained (stale, evicted, or unfinished at the end)."""

@@ -142,7 +142,6 @@ class Fleet:
         self.changed: dict[SimActor, None] = {}
         """Engines that may have new room."""
         self.wasted_tokens = 0.0
-        """Sampled tokens that were discarded."""
 
     def note(self, *actors: SimActor) -> None:
         """Marks engines as changed."""

@@ -34,7 +34,6 @@ class TicketPool:
           places: capacity of each engine in sequences; None means equal capacities.
         """
         self.num_engines = num_engines
-        """Number of engines that share the tickets."""
         self._places = list(places or [1] * num_engines)
         self._width, self._by_sample, self._shares = width, by_sample, shares
         self.num_open = 0
