@@ -85,7 +85,7 @@ def main() -> int:
             print(note, flush=True)
         run = None if flags.FLAGS.run_dir is None else RunFolder(pathlib.Path(flags.FLAGS.run_dir))
         sets = eval_runner.open_problems(config, model, run)
-    signal.signal(signal.SIGTERM, lambda *_: _interrupt())
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
     progress = Progress({one.name: len(one.problems) * one.config.k for one in sets.sets})
     with contextlib.ExitStack() as parts:
         with cli.usage_errors():
@@ -188,10 +188,6 @@ def _ended_at_once(parts: contextlib.ExitStack) -> Iterator[None]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-
-
-def _interrupt() -> None:
-    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

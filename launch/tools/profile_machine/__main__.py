@@ -68,12 +68,13 @@ def main() -> int:
     """Measures and writes the profile; returns 1 if a process failed, after printing the end of its log."""
     with cli.usage_errors():
         out = check_out_file(_OUT.value)
-        max_tokens = prepare_run.config().model.max_tokens
+        config = prepare_run.config()
+        max_tokens = config.model.max_tokens
         if _CONTEXT.value > max_tokens:
             raise ValueError(f"--context_tokens={_CONTEXT.value} is above model.max_tokens={max_tokens}")
-        sizes = _sizes(prepare_run.config().actor.tensor_parallel_size)
+        sizes = _sizes(config.actor.tensor_parallel_size)
         if _STORE_ONLY.value:
-            return _measure_store(out)
+            return _measure_store(config.store, out)
     with tempfile.TemporaryDirectory(prefix="sluice-profile-") as root:
         # Nothing of the measured run goes to where the real one will be.
         forced = {"run.dir": str(pathlib.Path(root) / "run"), "store.url": "", "store.bucket": ""}
@@ -84,7 +85,7 @@ def main() -> int:
             profile = measure(
                 prepared,
                 pathlib.Path(root),
-                store=prepare_run.config().store,
+                store=config.store,
                 num_prompts=_NUM_PROMPTS.value,
                 context_tokens=_CONTEXT.value,
                 sizes=sizes,
@@ -116,9 +117,9 @@ def _sizes(own: int) -> list[int]:
     return sizes
 
 
-def _measure_store(out: pathlib.Path) -> int:
+def _measure_store(config: StoreConfig, out: pathlib.Path) -> int:
     try:
-        store = put_store(prepare_run.config().store, out)
+        store = put_store(config, out)
     except ChildError as e:
         print(f"error: {e}")
         return 1
