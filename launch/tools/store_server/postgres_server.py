@@ -14,7 +14,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TypedDict
 
 from bridge.files import replace_file
 from bridge.processes import die_with_parent
@@ -52,6 +52,14 @@ def programs(*, tls: bool = False) -> pathlib.Path:
     raise ValueError(missing)
 
 
+class PopenOptions(TypedDict, total=False):
+    """`subprocess` options that set the user of a process."""
+
+    user: str
+    group: int
+    extra_groups: list[str | int]
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class RunsAs:
     """User that owns the server's processes and files; None means the current user."""
@@ -79,7 +87,7 @@ class RunsAs:
             entry = pwd.getpwnam(self.name)
             os.chown(path, entry.pw_uid, entry.pw_gid)
 
-    def popen_options(self) -> dict[str, Any]:
+    def popen_options(self) -> "PopenOptions":
         """Returns the `subprocess` options to start a process as this user."""
         if self.name is None:
             return {}
