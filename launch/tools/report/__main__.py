@@ -12,8 +12,8 @@ import time
 
 from absl import flags
 
-from configs.suggestions import install_command
 from configs.run_folder import RunFolder
+from configs.suggestions import install_command
 from launch import cli
 from launch.tools.out_file import check_out_file
 
