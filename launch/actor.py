@@ -226,11 +226,7 @@ def _join(waits: Callable[[], None]) -> JoinedRun:
 
 
 def _bound_to_cores(config: Config) -> Config:
-    """Returns the config of one engine, and binds this process and its children to the engine's cores.
-
-    Raises:
-      ValueError: this machine lacks the configured cores.
-    """
+    """Returns the config of one engine, and binds this process and its children to the engine's cores."""
     config = of_one_engine(config, _CPU_CORES.value)
     if cores := config.actor.cpu_cores:
         try:
@@ -243,12 +239,7 @@ def _bound_to_cores(config: Config) -> Config:
 def _start_engine(
     joined: JoinedRun, limits_file: EngineSizeFile, liveness: Liveness, timeline: Timeline
 ) -> "VllmEngine":
-    """Starts the engine, which has no published weights yet.
-
-    Raises:
-      ResizeRequest: the engine did not start with the overridden limits, which are now rejected.
-      Exception: the engine did not start.
-    """
+    """Starts the engine. Raises ResizeRequest if it failed with the overridden limits, which are now rejected."""
     from actor.vllm.engine import VllmEngine  # import vLLM only after the input is validated
 
     config = joined.config
@@ -339,11 +330,7 @@ async def report_liveness(actor: Actor, *, liveness: Liveness) -> None:
 
 
 async def watch_judge(actor: Actor, *, judge: Judge, every_s: float = BEAT_S) -> None:
-    """Watches the judge and ends the actor once the judge has failed, because no group could be scored any more.
-
-    Raises:
-      RuntimeError: the judge failed; the message gives the reason.
-    """
+    """Watches the judge. Raises RuntimeError once it has failed, because no group could be scored any more."""
     while not judge.failure():
         await asyncio.sleep(every_s)
     raise RuntimeError(judge.failure())

@@ -62,10 +62,8 @@ class TrainedRun:
 def load_config(name: str, fields: Mapping[str, Any] | None = None) -> Config:
     """Returns the config of a preset, recipe or file (as --config accepts it) with fields replaced by dotted path.
 
-    Example: `load_config("rolloutpipe:tiny", {"optimizer.learning_rate": 3e-4})`.
-
-    Raises:
-      ValueError: the name or a field does not exist, or a value is invalid.
+    Example: `load_config("rolloutpipe:tiny", {"optimizer.learning_rate": 3e-4})`. Raises ValueError if the name or a
+    field does not exist, or a value is invalid.
     """
     return with_fields(overrides.load_preset(name), fields or {})
 
@@ -144,10 +142,8 @@ def evaluate(
 def report(*run_dirs: PathLike, out: PathLike | None = None) -> pathlib.Path:
     """Writes the report of one or several runs, like `python -m launch.tools.report`; returns the HTML file.
 
-    `out` defaults to report.html in the run's folder, or in the working directory for several runs.
-
-    Raises:
-      CommandError: a folder is no run folder, or the file cannot be written.
+    `out` defaults to report.html in the run's folder, or in the working directory for several runs. Raises CommandError
+    if a folder is no run folder, or the file cannot be written.
     """
     default = RunFolder(pathlib.Path(run_dirs[0])).report if len(run_dirs) == 1 else pathlib.Path("report.html")
     file = pathlib.Path(out) if out is not None else default
@@ -166,8 +162,8 @@ def _config_file(config: Config) -> Iterator[str]:
 def _run(module: str, arguments: Sequence[str], on_output: Callable[[str], None] | None) -> None:
     """Runs a command, passes on its output lines, and raises CommandError if it fails.
 
-    The child is in this process group, so Ctrl-C and a notebook's interrupt stop it gracefully. This call waits for its
-    end, then raises KeyboardInterrupt. If this process ends otherwise, the child is asked to stop.
+    The child is in this process group, so Ctrl-C stops it gracefully; this call waits for its end, then raises
+    KeyboardInterrupt. If this process ends otherwise, the child is asked to stop.
     """
     error = ""
     with (
@@ -200,10 +196,7 @@ def _run(module: str, arguments: Sequence[str], on_output: Callable[[str], None]
 
 @contextlib.contextmanager
 def _noted_interrupts() -> Iterator[list[int]]:
-    """Yields a list that gets each interrupt (SIGINT) during the block.
-
-    They do not raise KeyboardInterrupt, which could end a read of the command's output and lose what was read.
-    """
+    """Yields a list that gets each SIGINT of the block; KeyboardInterrupt could end a read of output and lose it."""
     interrupts: list[int] = []
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:

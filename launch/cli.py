@@ -73,11 +73,9 @@ RESIZE = 75
 
 
 def run(main: Callable[[], int], *, max_arguments: int = 0) -> None:
-    """Runs a command with `app.run`, however the command was started.
+    """Runs a command with `app.run`; it accepts at most `max_arguments` positional arguments (`given_arguments`).
 
-    `--help` shows the module's docstring, its own flags, and its shared flags. The shared flags are the module's
-    `SHARED_FLAGS`, by default all of this module. At most `max_arguments` positional arguments are accepted;
-    `given_arguments` returns them.
+    `--help` shows the module's docstring, its own flags, and the shared flags in its `SHARED_FLAGS` (default: all).
     """
     outlive_readers()
     raise_open_files()
@@ -167,11 +165,7 @@ def given_overrides() -> dict[str, str]:
 
 
 def run_dirs(*, most: int | None = None) -> list[str]:
-    """Returns the folders of --run_dir, given as repeated flags or separated by commas.
-
-    Raises:
-      ValueError: no folder, or more than `most`, is given.
-    """
+    """Returns the folders of --run_dir, repeated or comma-separated. Raises ValueError for none or more than `most`."""
     given = _RUN_DIR.value or ""
     # A folder's name may contain a comma.
     parts = [given] if pathlib.Path(given).is_dir() and given else [part for part in given.split(",") if part]
@@ -184,11 +178,7 @@ def run_dirs(*, most: int | None = None) -> list[str]:
 
 
 def given_run_dir() -> str | None:
-    """Returns the folder of --run_dir; None if the flag is absent.
-
-    Raises:
-      ValueError: the flag is repeated.
-    """
+    """Returns the folder of --run_dir; None if the flag is absent. Raises ValueError if it is repeated."""
     if flags.FLAGS[_RUN_DIR.name].present > 1:
         raise ValueError(f"--run_dir: expected one folder, got {_RUN_DIR.value}")
     return _RUN_DIR.value
@@ -231,10 +221,7 @@ def start_errors() -> Iterator[None]:
 
 
 def start_code(error: BaseException) -> int:
-    """Returns the exit code for an error during the startup of a run's process.
-
-    `USAGE_ERROR` (no restart) for invalid input or a missing file, `BUSY` for transient errors, 1 for a bug.
-    """
+    """Returns the exit code for a startup error: `USAGE_ERROR` for invalid input, `BUSY` if transient, 1 for a bug."""
     if isinstance(error, (ValueError, FileNotFoundError)):
         return USAGE_ERROR
     return BUSY if isinstance(error, TRANSIENT_ERRORS) else 1

@@ -237,10 +237,7 @@ def finalize_run(prepared: PreparedRun, ending: RunOutcome) -> None:
 
 
 def show(folder: pathlib.Path, console: Console) -> None:
-    """Writes the report and prints its path; prints samples of problems with their first and last responses.
-
-    Errors are printed in one line and never make the run fail.
-    """
+    """Writes the report and prints its path, then samples of first and last responses. Errors are only printed."""
     try:
         _show_samples(folder, console)
         _write_report(folder, console)

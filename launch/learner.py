@@ -76,13 +76,7 @@ def main() -> int:
 
 
 def _join() -> "tuple[prepare_run.PreparedRun, Processes]":
-    """Connects the learner's processes and sets up the run in the first one.
-
-    Raises:
-      ValueError, OSError: the input is invalid.
-      SystemExit: the first process could not set up the run.
-      TimeoutError: some processes did not connect in time.
-    """
+    """Connects the learner's processes and sets up the run in the first one."""
     from learner.distributed.channel import SingleProcess
     from learner.distributed.initialize import ALONE, identify
 
@@ -111,13 +105,7 @@ def _join() -> "tuple[prepare_run.PreparedRun, Processes]":
 
 
 def _set_up(hosts: "Processes", *, start_s: float) -> prepare_run.PreparedRun:
-    """Sets up the run in the leader, then opens it in the other processes.
-
-    Raises:
-      ValueError, OSError: this process cannot use the run.
-      SystemExit: the leader could not set up the run; carries the leader's exit code.
-      ProcessLostError: the leader sent no result.
-    """
+    """Sets up the run in the leader, then opens it in the others, which exit with the leader's code if it fails."""
     start = hosts.channel(_START)
     if not hosts.is_leader:
         if code := int(start.broadcast(None, timeout_s=start_s)):
@@ -254,11 +242,7 @@ def _destinations(
 
 
 def _helper(prepared: prepare_run.PreparedRun, hosts: "Processes") -> "HelperStarter | None":
-    """Returns the starter of the gradient helper; None without helpers.num_engines.
-
-    Raises:
-      ValueError: its devices are unknown, cannot split a batch, or the learner is on several machines.
-    """
+    """Returns the starter of the gradient helper; None without helpers.num_engines."""
     config = prepared.config
     if not config.helpers.num_engines:
         return None

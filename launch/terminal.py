@@ -38,10 +38,7 @@ WAIT_MESSAGE_S = 5.0
 
 
 class WaitMessages:
-    """Prints a running step with its elapsed time every `WAIT_MESSAGE_S`, so that a plain log is never silent.
-
-    As a context manager it prints from a thread until the block ends.
-    """
+    """Prints a running step with its elapsed time every `WAIT_MESSAGE_S`; as a context manager, from a thread."""
 
     def __init__(self, say: Callable[[str], None], what: str, clock: Callable[[], float] = time.monotonic) -> None:
         """Starts the step `what`; `clock` is monotonic, in seconds."""

@@ -55,10 +55,8 @@ _OFF = {"0", "false", "no", "off", "n", "f", ""}
 def read_settings(lines: Iterable[str]) -> dict[str, str]:
     """Returns the settings that apply to `pip install`, by name, from the lines of `pip config list`.
 
-    Environment variables override the section `install`, which overrides `global`. Other sections are ignored.
-
-    Raises:
-      ValueError: a line contains no setting.
+    Environment variables override the section `install`, which overrides `global`. Other sections are ignored. Raises
+    ValueError if a line contains no setting.
     """
     ranks = {"global": 0, "install": 1, ":env:": 2}
     found: dict[str, tuple[int, str]] = {}
@@ -76,12 +74,8 @@ def read_settings(lines: Iterable[str]) -> dict[str, str]:
 def translate(settings: Mapping[str, str], environment: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
     """Returns the variables and arguments that make `uv pip install` use the same sources as `pip install`.
 
-    Args:
-      settings: pip's settings by name.
-      environment: process environment; its certificate bundle for pip's HTTP library is kept.
-
-    Raises:
-      ValueError: uv has no counterpart of a setting.
+    A certificate bundle that `environment` names for pip's HTTP library is kept. Raises ValueError if uv has no
+    counterpart of a setting.
     """
     # Like pip: choose the best version from all indexes, not the first index that has the name.
     arguments = ["--index-strategy", "unsafe-best-match"]

@@ -32,14 +32,8 @@ _MODE = "RAY_AUTH_MODE"
 def connected(address: str, *, allow_open: bool, environ: Mapping[str, str]) -> Generator[None]:
     """Connects to a running cluster; Ray stops everything started through the connection when it closes.
 
-    Args:
-      address: host:port of the cluster's head, or auto.
-      allow_open: True to accept a cluster without token authentication.
-      environ: environment of this process.
-
-    Raises:
-      ValueError: the cluster is open and `allow_open` is False, or it rejects the connection.
-      TimeoutError: no cluster is reachable.
+    Raises ValueError if the cluster lacks token authentication and `allow_open` is False, or if it rejects the
+    connection, and TimeoutError if none is reachable at `address` (host:port of its head, or auto).
     """
     import ray
     import ray.exceptions

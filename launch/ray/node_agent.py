@@ -52,13 +52,8 @@ class NodeAgent:
     ) -> None:
         """Kills what an earlier agent left on this node; starts no process.
 
-        Args:
-          role: as in `Child`.
-          mark: mark that identifies the process and its children.
-          bounds: hang timeouts.
-          stop_s: grace period in seconds for saving when the node is preempted.
-          files: default paths of secret files by variable; this node's own variables take precedence.
-          environment: additional environment variables of the process.
+        `stop_s` is the grace period in seconds for saving when the node is preempted. `files` are default paths of
+        secret files by variable; this node's own variables take precedence.
         """
         for name, value in files.items():
             os.environ.setdefault(name, value)

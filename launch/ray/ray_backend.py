@@ -37,9 +37,7 @@ class LearnerPlacementGroup:
     ) -> None:
         """Requests the group. Waits for a TPU slice; otherwise `group` may still be pending.
 
-        Raises:
-          TimeoutError: no slice was free within `placement_timeout_s`.
-          OSError: Ray has no such slice.
+        Raises TimeoutError if no slice was free within `placement_timeout_s`, and OSError if Ray has no such slice.
         """
         self._slice: Any = None
         if kind.device == "tpu":
@@ -95,17 +93,9 @@ class RayBackend:
     ) -> None:
         """Prepares the processes without contacting the cluster.
 
-        Args:
-          config: run config with a database store and weights served to other machines.
-          folder: run folder, shared by the driver and all learner nodes.
-          learner_on: device kind of the learner's processes.
-          actors_on: device kind of the engines.
-          actor_store: store URL for the actors, with their role.
-          placement_timeout_s: timeout in seconds for placing the learner.
-          console: console that also shows the processes' logs; None shows none.
-
-        Raises:
-          ValueError: the learner's processes do not match the slice, or the devices do not fit the config.
+        The driver and all learner nodes share the run folder. `actor_store` is the store URL with the actors' role. The
+        processes' logs also go to `console`, if any. Raises ValueError if the learner's processes do not match the
+        slice, or the devices do not fit the config.
         """
         if learner_on.device == "tpu":
             check_hosts(learner_on, config.learner.num_processes)
@@ -127,12 +117,8 @@ class RayBackend:
     def open(self, is_over: Callable[[], bool]) -> list[str]:
         """Reserves all of the learner's nodes and checks that they share the run's folder.
 
-        While Ray searches a TPU slice it does not poll `is_over`.
-
-        Raises:
-          TimeoutError: the cluster cannot place the whole learner.
-          InterruptedError: `is_over` returned True.
-          OSError: a node does not see the run's folder.
+        While Ray searches a TPU slice it does not poll `is_over`. Raises TimeoutError if the cluster cannot place the
+        whole learner, and OSError if a node does not see the run's folder.
         """
         self._is_over = is_over
         count = len(self._learners)

@@ -39,14 +39,8 @@ class RemoteProcess:
     ) -> None:
         """Prepares the process without requesting a node.
 
-        Args:
-          role: as in `Child`.
-          arguments: command-line arguments of every start.
-          log: log file at the driver.
-          take: returns a handle of a new `NodeAgent`, for which Ray may still be searching a node.
-          asked: describes the resources that it requests.
-          placement_timeout_s: timeout in seconds for finding a node.
-          console: console that also shows the output.
+        `take` returns a handle of a new `NodeAgent`, for which Ray may still be searching a node; `asked` describes the
+        resources that it requests. The output also goes to `console`, if any.
         """
         self.role, self.num_restarts, self.num_restarts_in_a_row, self.hung = role, 0, 0, ""
         self._arguments, self._log, self._console = list(arguments), log, console
@@ -72,11 +66,7 @@ class RemoteProcess:
 
     @property
     def returncode(self) -> int | None:
-        """Exit code; None while the process runs or waits for a node.
-
-        Raises:
-          TimeoutError: no node was found in time.
-        """
+        """Exit code; None while it runs or waits for a node. Raises TimeoutError if no node was found in time."""
         self._look()
         return _LOST if self._lost else self._seen.returncode
 
@@ -97,10 +87,8 @@ class RemoteProcess:
     def ask(self, call: Callable[[Any], Any], is_over: Callable[[], bool]) -> Any:
         """Returns the agent's answer to a call, waiting for a node if needed.
 
-        Raises:
-          TimeoutError: no node was found in time.
-          InterruptedError: `is_over` returned True.
-          NodeLostError: the agent is gone, or failed.
+        Raises TimeoutError if no node was found in time, InterruptedError if `is_over` returned True, and NodeLostError
+        if the agent is gone or failed.
         """
         try:
             return answered(call(self.node_agent()), wait_s=self._placement_timeout_s, is_over=is_over)
@@ -141,11 +129,7 @@ class RemoteProcess:
         self._leave()
 
     def kill(self) -> None:
-        """Kills the process and its children; keeps the node unless it is gone.
-
-        Raises:
-          TimeoutError: the node does not answer.
-        """
+        """Kills the process and its children; keeps a living node. Raises TimeoutError if the node does not answer."""
         if self._node_agent is not None and not self._lost:
             self._call(self._node_agent.kill.remote())
         if self._lost:
@@ -242,18 +226,7 @@ class RemoteProcess:
 
 
 def answered(answer: Any, *, wait_s: float, is_over: Callable[[], bool]) -> Any:
-    """Waits for a Ray object and returns its value.
-
-    Args:
-      answer: Ray object reference.
-      wait_s: timeout in seconds.
-      is_over: polled while waiting; True aborts the wait.
-
-    Raises:
-      TimeoutError: the timeout expired.
-      InterruptedError: `is_over` returned True.
-      RayError: the remote call failed.
-    """
+    """Returns a Ray object's value. Raises TimeoutError after `wait_s`, InterruptedError if `is_over` returns True."""
     end_s = time.monotonic() + wait_s
     while not ray.wait([answer], timeout=max(0.0, min(LOOK_EVERY_S, end_s - time.monotonic())))[0]:
         if is_over():

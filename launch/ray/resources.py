@@ -48,11 +48,7 @@ class ResourceRequest:
 
 
 def parse(text: str, *, flag: str) -> DeviceKind:
-    """Parses `cpu[:CORES]`, `gpu[:TYPE]` or `tpu:GENERATION:TOPOLOGY`.
-
-    Raises:
-      ValueError: the text has another format.
-    """
+    """Parses `cpu[:CORES]`, `gpu[:TYPE]` or `tpu:GENERATION:TOPOLOGY`; raises ValueError for another format."""
     if found := _CPU.fullmatch(text):
         return DeviceKind(device="cpu", num_cpus=max(1, int(found[1] or 1)))
     if found := _GPU.fullmatch(text):
@@ -83,11 +79,7 @@ def of_learner(config: Config, kind: DeviceKind) -> ResourceRequest:
 
 
 def of_actor(config: Config, kind: DeviceKind) -> ResourceRequest:
-    """Returns the resources of each actor, for its engine's devices.
-
-    Raises:
-      ValueError: `kind` is a TPU, on which engines cannot run.
-    """
+    """Returns the resources of each actor, for its engine's devices. Raises ValueError for a TPU."""
     if kind.device == "tpu":
         raise ValueError("--actors_on must be gpu[:TYPE] or cpu[:CORES]: engines sample on GPUs")
     size = config.actor.max_devices_per_engine

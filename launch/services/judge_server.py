@@ -1,8 +1,6 @@
 """Judge server: a second vLLM on the actor's machine, and its supervision.
 
-As in RollPacker section 4.3, the judge shares the rollout's GPUs. It has its own share of their memory
-(judge.engine.gpu_memory_utilization), or its own KV cache on a CPU, and its own cores (judge.engine.cpu_cores).
-docs/llm_judge.md describes how both can compute concurrently.
+As in RollPacker section 4.3, the judge shares the GPUs of the rollout (docs/llm_judge.md).
 
 The process first asks the kernel to kill it with its parent, which survives exec, and then execs vLLM. It runs the
 server's module because the `vllm` command needs package metadata that CPU builds lack.
@@ -99,22 +97,11 @@ class JudgeService:
         beats: Callable[[], None] = lambda: None,
         command: Sequence[str] = COMMAND,
     ) -> None:
-        """Starts the server and waits until it answers.
+        """Starts the server and waits until it answers; raises ValueError with the reason if it does not start.
 
-        Build it before the actor's engine, because both measure the free GPU memory.
-
-        Args:
-          config: `judge` section with colocate.
-          log: log file of the server.
-          stopped_s: seconds after which a suspended server is killed (supervision.heartbeat_timeout_s).
-          start_timeout_s: startup timeout of the server, in seconds (supervision.start_timeout_s).
-          max_restarts: consecutive restarts before `failure` is set (actor.max_restarts). Serving for one minute resets
-            the count.
-          beats: called several times per second during startup.
-          command: server command, before the arguments of `vllm serve`.
-
-        Raises:
-          ValueError: the server does not start; the message gives the reason.
+        A server suspended for `stopped_s` is killed. After `max_restarts` consecutive restarts `failure` is set;
+        serving for one minute resets the count. `beats` is called several times per second during startup. `command`
+        stands before the arguments of `vllm serve`.
         """
         self._config, self._log, self._command = config, log, command
         self._engine = config.engine_settings

@@ -77,11 +77,7 @@ def main() -> int:
 
 
 def _check_open_files(num_connections: int) -> None:
-    """Checks that the limit on open files, which `cli.run` raises as far as it goes, fits `num_connections`.
-
-    Raises:
-      ValueError: the limit is lower.
-    """
+    """Raises ValueError if the limit on open files, which `cli.run` raises, does not fit `num_connections`."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     wanted = num_connections + _OTHER_FILES
     if limit != resource.RLIM_INFINITY and wanted > limit:
@@ -103,10 +99,9 @@ class ServerProcess:
         slow_reader_grace_s: float = 0.0,
         log: pathlib.Path,
     ) -> None:
-        """Starts the server and waits until it listens. Token and certificates come from the environment.
+        """Starts the server and waits until it listens. Raises ValueError with its last log line if it did not start.
 
-        Raises:
-          ValueError: the server did not start; the message is its last log line.
+        Token and certificates come from the environment.
         """
         arguments = [
             *(f"--folder={folder}", f"--listen={listen}", f"--scheme={scheme}"),

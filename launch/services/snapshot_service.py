@@ -34,15 +34,8 @@ class SnapshotService:
     def __init__(self, config: Config, folder: pathlib.Path, *, host: int = 0, num_hosts: int = 1) -> None:
         """Starts the server and waits until it listens.
 
-        Args:
-          config: run config.
-          folder: run folder.
-          host: index of this learner process, whose rows are served.
-          num_hosts: number of learner processes.
-
-        Raises:
-          ValueError: the server cannot start: the token, certificate or address is invalid, or several processes share
-            one URL.
+        `host` is the index of this learner process, whose rows are served, of `num_hosts`. Raises ValueError if the
+        token, certificate or address is invalid, or several processes share one URL.
         """
         publish = config.publish
         listen, advertise = (of_process(address, host) for address in (publish.listen, publish.advertise))

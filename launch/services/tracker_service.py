@@ -32,12 +32,7 @@ class TrackerService:
     """Tracker processes of a run, which run until this object is closed."""
 
     def __init__(self, config: Config, folder: pathlib.Path) -> None:
-        """Starts the processes without waiting for them.
-
-        Args:
-          config: run config.
-          folder: run folder.
-        """
+        """Starts the processes without waiting for them."""
         names = [name for name in config.run.tracker_names if name in KINDS]
         self._all = [TrackerProcess(name, folder) for name in names]
 
@@ -54,13 +49,7 @@ class TrackerProcess:
     """Process of one tracker and its replacements after a crash."""
 
     def __init__(self, name: str, folder: pathlib.Path, *, command: Sequence[str] = ()) -> None:
-        """Starts the process.
-
-        Args:
-          name: tracker name.
-          folder: run folder.
-          command: command to run instead of `launch.services.track`.
-        """
+        """Starts the process, which runs `launch.services.track` or `command`."""
         self._name, self._run = name, RunFolder(folder)
         self._command = list(command) or [
             *(sys.executable, "-P", "-m", "launch.services.track", f"--run_dir={folder.resolve()}"),

@@ -98,13 +98,8 @@ GIVE_BACK_S = 5.0
 def take_devices(joined: JoinedRun, trainer: str | None, on_wait: Callable[[], None]) -> EngineTurn | None:
     """Waits for the devices that the engine shares with a trainer; None if it has its own.
 
-    Args:
-      joined: the run.
-      trainer: "learner" or "helper"; None is the learner with actor.colocated.
-      on_wait: called repeatedly.
-
-    Raises:
-      ValueError: the learner is on another machine.
+    `trainer` is "learner" or "helper"; None is the learner with actor.colocated. `on_wait` is called repeatedly. Raises
+    ValueError if the learner is on another machine.
     """
     trainer = trainer or ("learner" if joined.config.actor.colocated else None)
     if trainer is None:
@@ -120,13 +115,10 @@ def take_devices(joined: JoinedRun, trainer: str | None, on_wait: Callable[[], N
 
 
 async def serve_until_signalled(actor: Actor, duties: Iterable[BackgroundTask], *, shutdown_grace_s: float) -> None:
-    """Serves until a stop signal, or until the actor ends by itself.
+    """Serves until a stop signal, or until the actor ends by itself; raises the error that ended it.
 
     After SIGTERM or SIGHUP the actor claims no more tickets and hands over its own within `shutdown_grace_s`. SIGINT,
     which a terminal also sends to the engine, or a second stop signal ends it immediately.
-
-    Raises:
-      Exception: the error that ended the actor before any signal.
     """
     told, at_once = asyncio.Event(), asyncio.Event()
 

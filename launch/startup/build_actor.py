@@ -35,15 +35,9 @@ def build_scorer(
 def open_judge(config: Config, log: pathlib.Path, *, beats: Callable[[], None] = lambda: None) -> Generator[Judge]:
     """Yields the judge, and starts its server first if it is colocated with the engine.
 
-    The judge must start before the engine, because both measure the free GPU memory.
-
-    Args:
-      config: run config with the judge enabled.
-      log: log file for a judge server started here.
-      beats: called several times per second while the server starts.
-
-    Raises:
-      ValueError: the judge does not start, or its key or template file is invalid.
+    The judge must start before the engine, because both measure the free GPU memory. `log` is the server's log file;
+    `beats` is called several times per second while it starts. Raises ValueError if the judge does not start, or its
+    key or template file is invalid.
     """
     if not config.judge.colocate:
         yield Judge(config.judge)

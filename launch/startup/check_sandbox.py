@@ -13,11 +13,7 @@ from launch.supervision.placement import core_ids
 
 
 def check_sandbox(config: Config) -> list[str]:
-    """Returns notes on the sandboxes that the config's rewards need; empty if they need none.
-
-    Raises:
-      ValueError: the sandbox is unavailable; the message names what is missing and how to get it.
-    """
+    """Returns notes on the sandboxes that the config's rewards need. Raises ValueError if they are unavailable."""
     if "code" not in config.parts:
         return []
     view = code.view_of(config.rewards)

@@ -49,15 +49,9 @@ def check_gold_answers(
 ) -> GoldAnswerReport:
     """Scores reference answers: `rewards.check_gold_answers` rows spread over each file, or all rows if one fails.
 
-    A run that was set up before is not checked again. Results are cached by content.
-
-    Args:
-      config: run config.
-      roles: roles of this command; without "actor", a verifier that is not installed only adds a note.
-      show: called with a progress line now and then.
-
-    Raises:
-      ValueError: a file is invalid, no row passes, or an actor runs here and a verifier is unavailable.
+    A run that was set up before is not checked again. Results are cached by content. `show` is called with a progress
+    line now and then. Raises ValueError if a file is invalid or no row passes. An unavailable verifier also raises it
+    if `roles` contain "actor", and otherwise only adds a note.
     """
     known = RunFolder(pathlib.Path(config.run_dir)).gold_failures
     if known.is_file():
@@ -89,11 +83,7 @@ def check_gold_answers(
 
 
 def _names(config: Config, rows: Iterable[GoldRow], roles: Collection[str]) -> tuple[frozenset[str], list[str]]:
-    """Returns the available verifiers, and a note per unavailable one.
-
-    Raises:
-      ValueError: an actor runs here and a verifier is unavailable.
-    """
+    """Returns the available verifiers, and a note per unavailable one; if an actor runs here, one raises ValueError."""
     wanted = sorted({name for row in rows for name, _ in _questions(config, row)})
     problems = asyncio.run(_load(config, wanted)) if wanted else {}
     if problems and "actor" in roles:

@@ -35,14 +35,8 @@ def check_shared(
 ) -> None:
     """Checks that the memory shares of learner and engines fit into each shared GPU.
 
-    Args:
-      config: run config.
-      placement: devices of each process.
-      machine: devices that an empty device list stands for.
-      environment: environment of the learner; no check if it uses the CPU or preallocates nothing.
-
-    Raises:
-      ValueError: the shares exceed the limit; the message names the fields to set.
+    There is no check if the learner's `environment` selects the CPU or preallocates nothing. An empty device list
+    stands for all devices of `machine`. Raises ValueError that names the fields to set.
     """
     if config.actor.colocated:
         return

@@ -45,11 +45,7 @@ from launch.startup.tiny_model import cache_folder
 
 
 def check_trust(url: str, token: Token | None) -> None:
-    """Checks that a remote run has a token to authenticate its weights, and that the URL holds no password.
-
-    Raises:
-      ValueError: a check fails; the message names what to set.
-    """
+    """Raises ValueError if a remote run has no token to authenticate its weights, or the URL holds a password."""
     check_no_password(url)
     if token is None and sqlite_path(url) is None and not libpq_target_of(url).is_here:
         raise ValueError(
@@ -111,16 +107,8 @@ def join_folder(
 ) -> JoinedRun:
     """Joins a run of this machine by its folder, once the run is set up, in its store, and not finished.
 
-    Args:
-      run_dir: the run's folder.
-      name: actor name.
-      wait_s: timeout in seconds.
-      wait_forever: True to wait without a timeout.
-      on_wait: called repeatedly while waiting.
-
-    Raises:
-      FinishedRunError: the run is finished.
-      ValueError: the run was not ready in time, or is invalid.
+    `on_wait` is called repeatedly while it waits, for at most `wait_s` unless `wait_forever`. Raises FinishedRunError
+    if the run is finished, and ValueError if it is invalid or was not ready in time.
     """
     folder = pathlib.Path(run_dir)
     deadline = math.inf if wait_forever else time.monotonic() + wait_s
@@ -177,23 +165,14 @@ def join_store(
 ) -> JoinedRun:
     """Joins a run by its store, whose run descriptor contains everything but the weights.
 
-    Args:
-      url: store URL.
-      run: run name in the store.
-      name: actor name.
-      given: --config.actor.* overrides of this machine.
-      allowed_modules: `module:function` names that the run's config may make this machine import.
-      work_dir: folder for this actor's events and limits; None uses one in the cache folder.
-      memory: shared-memory folder for weights.
-      wait_s: timeout in seconds for the run to appear, or to be resumed if it is finished.
-      wait_forever: True to wait without a timeout.
-      on_wait: called repeatedly while waiting.
+    `given` holds the --config.actor.* overrides of this machine, `allowed_modules` the `module:function` names that the
+    run's config may make it import. `work_dir` is for this actor's events and limits (None: a folder in the cache),
+    `memory` the shared-memory folder for weights. `wait_s` is the timeout for the run to appear, or to be resumed if it
+    is finished. `on_wait` and `wait_forever` are as in `join_folder`.
 
-    Raises:
-      FinishedRunError: all runs of that name are finished.
-      ValueError: a version, name, override, token, or bucket does not match, or custom code is not allowed. The message
-        names the fix.
-      TimeoutError: the store is unreachable, or the run did not appear in time.
+    Raises FinishedRunError if all runs of that name are finished, and TimeoutError if the store is unreachable or the
+    run did not appear in time. Raises ValueError that names the fix if a version, name, override, token or bucket does
+    not match, or custom code is not allowed.
     """
     check_names(run=run, name=name)
     check_given(given)
@@ -252,10 +231,8 @@ def check_announced(store: ActorStore, fetcher: SnapshotFetcher, publish: Publis
     """Checks the announced weights, if any, before an engine is started for them.
 
     Not checked are weights of an earlier incarnation, which the restarted learner replaces, and weights without a
-    source of a run that has one by its config.
-
-    Raises:
-      ValueError: this actor could never serve them. The token, tokenizer or model differs, or no source is reachable.
+    source of a run that has one by its config. Raises ValueError if this actor could never serve them: the token,
+    tokenizer or model differs, or no source is reachable.
     """
     announcement = store.announced()
     if announcement is None or announcement.manifest.version.incarnation < store.incarnation():
@@ -296,11 +273,7 @@ def check_given(given: Mapping[str, str]) -> None:
 
 
 def config_of(card: RunCard, given: Mapping[str, str], allowed_modules: Collection[str]) -> Config:
-    """Returns the run's config with this machine's overrides.
-
-    Raises:
-      ValueError: the config is from an incompatible build, an override is invalid, or custom code is not allowed.
-    """
+    """Returns the run's config with this machine's overrides. Raises ValueError if it is invalid or not allowed."""
     try:
         raw = json.loads(card.config)
         if not isinstance(raw, dict):
@@ -325,11 +298,7 @@ def config_of(card: RunCard, given: Mapping[str, str], allowed_modules: Collecti
 
 
 def register_actor(store: ActorStore, name: str, *, location: str) -> None:
-    """Registers the actor's name; if it is taken, waits to see if its owner still sends heartbeats.
-
-    Raises:
-      NameTakenError: the owner is alive.
-    """
+    """Registers the actor's name; waits if it is taken. Raises NameTakenError if its owner still sends heartbeats."""
     beat_s: float | None = None
     while True:
         try:

@@ -24,16 +24,9 @@ class ActorWorkFolder:
     """Folder of one actor's events and limits, removed on close if it is in the cache and the actor is done."""
 
     def __init__(self, path: pathlib.Path, name: str, *, is_ours: bool) -> None:
-        """Creates and locks the folder.
+        """Creates and locks the folder. Raises ValueError if a live actor uses it.
 
-        Args:
-          path: the folder.
-          name: actor name.
-          is_ours: True if the folder is in the cache, where folders of dead actors are removed. A user's folder is
-            kept.
-
-        Raises:
-          ValueError: a live actor uses the folder.
+        With `is_ours` the folder is in the cache, where folders of dead actors are removed. A user's folder is kept.
         """
         self.path, self._is_ours = path, is_ours
         if is_ours:

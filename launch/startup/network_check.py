@@ -14,11 +14,7 @@ _EVERYWHERE = ("0.0.0.0", "::", "")
 
 
 def check_network(config: Config, environ: Mapping[str, str] = os.environ) -> list[str]:
-    """Checks how weights and groups reach other machines; returns notes.
-
-    Raises:
-      ValueError: a setting is missing or insecure; the message names what to set.
-    """
+    """Returns notes on how weights and groups reach other machines. Raises ValueError for an insecure setting."""
     publish = config.publish
     token, tls = read_token(environ), read_tls(environ)
     host, port = split_address(of_process(publish.listen, 0))

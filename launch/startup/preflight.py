@@ -51,17 +51,9 @@ def check(
     roles: Collection[str] = ("learner",),
     num_hosts: int | None = None,
 ) -> list[str]:
-    """Checks the model folder, tokenizer, prompts and snapshot space; returns notes.
+    """Checks the model folder, tokenizer, prompts and snapshot space; returns notes. Raises ValueError if one fails.
 
-    Args:
-      config: run config.
-      model_folder: folder of the policy's model.
-      gold_failures: rows whose reference answers fail (`launch.startup.gold_answers`).
-      roles: as in `check_snapshot_room`.
-      num_hosts: as in `check_snapshot_room`.
-
-    Raises:
-      ValueError: a check fails; the message names the fix.
+    `gold_failures` holds rows whose reference answers fail; `roles` and `num_hosts` are as in `check_snapshot_room`.
     """
     tokenizer = check_model(config, model_folder)
     notes = [*tokenizer.notes]
@@ -99,11 +91,7 @@ def check(
 
 
 def check_model(config: Config, model_folder: pathlib.Path) -> Tokenizer:
-    """Checks the model folder and its content; returns the tokenizer.
-
-    Raises:
-      ValueError: a check fails; the message names the fix.
-    """
+    """Checks the model folder and its content; returns the tokenizer. Raises ValueError if a check fails."""
     folders = _check_model_folders(config, model_folder)
     try:
         model = Architecture.from_hf(model_folder)
@@ -126,11 +114,7 @@ def check_model(config: Config, model_folder: pathlib.Path) -> Tokenizer:
 
 
 def _check_template(config: Config, tokenizer: Tokenizer) -> None:
-    """Checks that the chat template exists if required, is unambiguous, and accepts its arguments.
-
-    Raises:
-      ValueError: a check fails; the message names the fix.
-    """
+    """Raises ValueError if the chat template is required but absent, is ambiguous, or rejects its arguments."""
     prompts, chat = config.prompts, tokenizer.chat
     if prompts.chat_template == "off":
         return
@@ -147,13 +131,8 @@ def _check_template(config: Config, tokenizer: Tokenizer) -> None:
 def check_engines(config: Config, roles: Collection[str], machine: Machine | None = None) -> list[str]:
     """Checks the devices for the engines that this command starts; returns notes.
 
-    Args:
-      config: run config.
-      roles: roles that this command starts. Without actors, a note gives the engines that a race needs.
-      machine: devices to use; None uses all that this process sees.
-
-    Raises:
-      ValueError: there are too few devices, or a system library is missing.
+    Without actors in `roles`, a note gives the engines that a race needs. `machine` defaults to all devices that this
+    process sees. Raises ValueError if there are too few devices, or a system library is missing.
     """
     if config.loss.is_supervised:
         return []
@@ -185,9 +164,7 @@ def check_engines(config: Config, roles: Collection[str], machine: Machine | Non
 def check_folders(config: Config, model_folder: pathlib.Path) -> None:
     """Checks that input folders exist and that output folders are writable, by writing a probe file.
 
-    Raises:
-      ValueError: a check fails; the message names the folder, the reason and the field.
-      OSError: a run that has begun cannot write to its folder.
+    Raises ValueError that names folder and field, or OSError if a run that has begun cannot write to its folder.
     """
     _check_model_folders(config, model_folder)
     _check_writable(config, pathlib.Path(config.run_dir), "--config.run.dir")
@@ -203,17 +180,10 @@ def check_snapshot_room(
 ) -> None:
     """Checks the space for two snapshot slots of this host's rows and one copy per local engine, in the served dtype.
 
-    The run's existing snapshots are overwritten, so their bytes count as free. A supervised run has none.
-
-    Args:
-      config: run config.
-      model_folder: folder of the policy's model.
-      roles: roles that this command starts. Without actors, engines count only if weights stay on this machine
-        (`publish.serve`, `publish.bucket`).
-      num_hosts: machines of the learner. None means `learner.num_processes`, or 1 if this command also starts actors.
-
-    Raises:
-      ValueError: there is too little space (OSError if the run has begun).
+    The run's existing snapshots are overwritten, so their bytes count as free. A supervised run has none. `roles` are
+    those that this command starts. Without actors, engines count only if weights stay on this machine (`publish.serve`,
+    `publish.bucket`). `num_hosts` are the learner's machines. None means `learner.num_processes`, or 1 with actors.
+    Raises ValueError if there is too little space (OSError if the run has begun).
     """
     if config.loss.is_supervised:
         return
@@ -239,10 +209,8 @@ def check_snapshot_room(
 def check_disk_space(config: Config, model_folder: pathlib.Path) -> None:
     """Checks that the disk holds the remaining checkpoints, each with parameters and optimizer moments.
 
-    Existing checkpoints already occupy their space, at any size.
-
-    Raises:
-      ValueError: there is too little space (OSError if the run has begun).
+    Existing checkpoints already occupy their space, at any size. Raises ValueError if there is too little space
+    (OSError if the run has begun).
     """
     run, every = RunFolder(pathlib.Path(config.run_dir)), config.checkpoint.every_n_steps
     saves = list(run.checkpoints.glob("*"))
@@ -274,15 +242,9 @@ def _size(num_bytes: int) -> str:
 def check_functions(config: Config, roles: Collection[str]) -> list[str]:
     """Tests custom functions, each in a process like the one that will call it; returns notes.
 
-    For actors this also imports the environments and tests the sandbox if the run needs them. For the learner it checks
-    that the trackers are installed.
-
-    Args:
-      config: run config.
-      roles: roles on this machine. The learner calls loss and advantage, the actor verifiers and environments.
-
-    Raises:
-      ValueError: a check fails; the message names the function and the reason.
+    The actor calls verifiers and environments, which are imported here, and programs in the sandbox, which is tested if
+    the run needs it. The learner calls loss and advantage; its trackers must be installed. Raises ValueError if a check
+    fails.
     """
     own: list[str] = []
     notes: list[str] = []
@@ -327,11 +289,7 @@ def _try_objective(config: Config) -> None:
 
 
 def missing_weights(folder: pathlib.Path) -> str:
-    """Describes the weight files that a model folder lacks; empty if none.
-
-    Raises:
-      ValueError: the index of a sharded model is unreadable.
-    """
+    """Describes the weight files that a model folder lacks, if any. Raises ValueError for an unreadable index."""
     index = folder / "model.safetensors.index.json"
     try:
         gone = [file.name for file in weight_files(folder) if not file.is_file()]

@@ -133,8 +133,7 @@ def check_kind(config: Config, is_supervised: bool | None) -> None:
 def config() -> Config:
     """Returns the preset of --config with its overrides, for a tool that starts no run; see `print_config`.
 
-    Raises:
-      ValueError: --config is missing, or an override is invalid.
+    Raises ValueError if --config is missing, or an override is invalid.
     """
     print_config()
     return _preset()
@@ -152,8 +151,7 @@ def _preset(forced: Mapping[str, str] = types.MappingProxyType({})) -> Config:
 def given_config() -> Config:
     """Returns the config that --config or --run_dir gives, without any setup or checks.
 
-    Raises:
-      ValueError: both flags are missing, or an override is invalid.
+    Raises ValueError if both flags are missing, or an override is invalid.
     """
     print_config()
     return _given_config()
@@ -168,11 +166,7 @@ def _given_config() -> Config:
 
 
 def print_config() -> None:
-    """Prints the given config as TOML and exits with 0 if --print_config is set; otherwise does nothing.
-
-    Raises:
-      ValueError: both --config and --run_dir are missing, or an override is invalid.
-    """
+    """Prints the given config as TOML and exits with 0 if --print_config is set; otherwise does nothing."""
     if cli.PRINT_CONFIG.value:
         config = _given_config()
         base = config.preset if config.preset in [*overrides.preset_names(), *overrides.recipe_names()] else None
@@ -191,11 +185,7 @@ def _check_tiny_model_fits(config: Config) -> None:
 
 
 def open_prepared(run_dir: str) -> PreparedRun:
-    """Opens a run folder that was set up before.
-
-    Raises:
-      ValueError: the folder is not a run folder, or its config is invalid.
-    """
+    """Opens a run folder that was set up before. Raises ValueError if it is none, or its config is invalid."""
     folder = pathlib.Path(run_dir)
     run = RunFolder(folder)
     for file in (run.config_file, run.model_path_file):
@@ -216,11 +206,7 @@ def open_prepared(run_dir: str) -> PreparedRun:
 
 
 def check_open_files() -> list[str]:
-    """Checks the limit on open files; returns a warning if it is low.
-
-    Raises:
-      ValueError: the limit is too low for a run.
-    """
+    """Returns a warning if the limit on open files is low. Raises ValueError if it is too low for a run."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if limit == resource.RLIM_INFINITY or limit >= _ENOUGH_OPEN_FILES:
         return []

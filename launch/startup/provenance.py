@@ -32,11 +32,7 @@ _PER_START = ("time_s", "command", "working_directory")
 def record_start(file: pathlib.Path) -> None:
     """Appends the provenance of this start to `file`, unless it equals that of the last start except for the command.
 
-    Processes that a launcher starts on its machine therefore add no line. A restart adds one if the code, the machine
-    or a version changed.
-
-    Raises:
-      OSError: the file cannot be written.
+    Processes that a launcher starts on its machine therefore add no line.
     """
     found = provenance()
     text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""

@@ -21,11 +21,7 @@ from launch import cli_help
 
 
 def cache_folder() -> pathlib.Path:
-    """Returns $SLUICE_CACHE, or `sluice` in the user's cache folder; creates the folder if needed.
-
-    Raises:
-      ValueError: no folder is known, or it is not writable.
-    """
+    """Returns $SLUICE_CACHE or `sluice` in the user's cache folder, created. Raises ValueError if not writable."""
     try:
         folder = pathlib.Path(os.environ.get("SLUICE_CACHE") or _users()).expanduser()
         folder.mkdir(parents=True, exist_ok=True)
@@ -45,15 +41,7 @@ def _users() -> pathlib.Path:
 
 
 def cached_tiny_model(config: Config, at: Callable[[str], None] = report_phase) -> pathlib.Path:
-    """Returns the folder of the tiny model for this task, making it if needed (about a minute).
-
-    Args:
-      config: run config.
-      at: called with a progress line.
-
-    Raises:
-      ValueError: the model could not be made; the log gives the reason.
-    """
+    """Returns the folder of this task's tiny model, made if needed (about a minute). Raises ValueError on failure."""
     recipe = TinyModelRecipe()
     depends_on = {
         "recipe": dataclasses.asdict(recipe),

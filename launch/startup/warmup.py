@@ -58,10 +58,8 @@ class Corpus:
     ) -> None:
         """Samples many examples to find their maximum length and their characters.
 
-        Questions are rendered by `chat` if it has a template.
-
-        Raises:
-          ValueError: there are no examples, or the task's answers are not whole numbers.
+        Questions are rendered by `chat` if it has a template. Raises ValueError if there are no examples, or the task's
+        answers are not whole numbers.
         """
         self._recipe = recipe
         self._one_in = prompts.held_out_one_in
@@ -196,17 +194,10 @@ def make_tiny_model(
     *,
     on_progress: Callable[[int, float], None] = lambda step, loss: None,
 ) -> None:
-    """Writes a Hugging Face folder (config.json, safetensors, tokenizer).
+    """Writes a Hugging Face folder (config.json, safetensors, tokenizer), which must be absent or empty.
 
-    Args:
-      folder: target folder; must be absent or empty.
-      recipe: model sizes and the supervised phase.
-      prompts: the task and its held-out split.
-      on_progress: called every 50 steps with the step and its loss (nats per token).
-
-    Raises:
-      ValueError: there are no examples of answers.
-      FileExistsError: `folder` is not empty.
+    `on_progress` is called every 50 steps with the step and its loss (nats per token). Raises ValueError if there are
+    no examples of answers, and FileExistsError if `folder` is not empty.
     """
     parts = folder.with_name(f".{folder.name}.tokenizer")
     write_character_tokenizer(parts, thinks=recipe.thinks)

@@ -35,12 +35,8 @@ class ProcessBackend(Protocol):
     def open(self, is_over: Callable[[], bool]) -> list[str]:
         """Cleans up after an earlier start before the first process starts; returns messages.
 
-        Args:
-          is_over: returns True once the run is asked to stop; polled during this and later waits.
-
-        Raises:
-          OSError: there are no resources for the processes.
-          InterruptedError: the run was asked to stop.
+        `is_over` returns True once the run is asked to stop; it is polled during this and later waits. Raises OSError
+        if there are no resources for the processes, and InterruptedError if the run was asked to stop.
         """
         ...
 
@@ -53,11 +49,7 @@ class LocalBackend:
     """The run's processes on this machine."""
 
     def __init__(self, config: Config, folder: pathlib.Path, machine: Machine | None = None) -> None:
-        """Places the processes on `machine`; None uses all devices that this process sees.
-
-        Raises:
-          ValueError: there are too few devices.
-        """
+        """Places the processes on `machine` (None: all visible devices). Raises ValueError if there are too few."""
         placement = place(config, machine or Machine.here())
         self._config, self._run = config, RunFolder(folder)
         self._mark = run_tag(folder)

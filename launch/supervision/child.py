@@ -70,8 +70,7 @@ SAID = {Activity.STARTING: "starting", Activity.WAITING: "waiting", Activity.NO_
 class Child:
     """A role of the run: its current process, replaced by restarts, and its log.
 
-    The supervisor sends it no messages, unlike `RpcProcess` of `launch.tools.profile_machine`. Results are in the run
-    folder, and the process reports only its liveness (`bridge.liveness`).
+    The supervisor sends it no messages: results are in the run folder, and it reports its liveness (`bridge.liveness`).
     """
 
     def __init__(
@@ -87,14 +86,9 @@ class Child:
     ) -> None:
         """Prepares the role without starting a process.
 
-        Args:
-          role: "learner" (several processes: "learner-1", ...), or "actor-0", "actor-1", ...
-          arguments: command-line arguments.
-          log: log file for stdout and stderr.
-          devices: CUDA_VISIBLE_DEVICES; empty leaves it unset.
-          environment: additional environment variables.
-          mark: unique mark that identifies the process and its children; empty disables the search for leftovers.
-          bounds: hang timeouts.
+        `role` is "learner" (several processes: "learner-1", ...), or "actor-0", "actor-1", ... `devices` is
+        CUDA_VISIBLE_DEVICES; empty leaves it unset. `mark` identifies the process and its children; empty disables the
+        search for leftovers.
         """
         self.role = role
         self.num_restarts = 0
@@ -135,11 +129,7 @@ class Child:
         return self._liveness.read().activity if self._liveness is not None else Activity.STARTING
 
     def start(self, more: Sequence[str] = ()) -> None:
-        """Starts the process in its own session, because the supervisor handles Ctrl-C; it dies with the supervisor.
-
-        Args:
-          more: additional arguments for this start.
-        """
+        """Starts the process in its own session, because the supervisor handles Ctrl-C; it dies with the supervisor."""
         self._log.parent.mkdir(parents=True, exist_ok=True)
         self._phases = PhaseLog(self._log)
         self._log_start = self._log.stat().st_size if self._log.exists() else 0
@@ -247,14 +237,10 @@ _MAX_LINES, _MAX_CHARS = 2000, 1000
 
 
 def telling_line(log: pathlib.Path, *, since: int = 0) -> str:
-    """Returns the log line that names the cause of a process's exit, without its log prefix.
+    """Returns the log line after byte `since` that names the cause of a process's exit, without its log prefix.
 
     That is the last `error: ...` or exception. If it only refers elsewhere ("see root cause above"), the last exception
     that names a cause is used instead, then a line about an exhausted resource, then a reference to the log.
-
-    Args:
-      log: log file.
-      since: offset in bytes at which the process began.
     """
     lines = [line for line in map(_bare, _lines(log, since)) if line]
     telling = [line for line in lines if line.startswith("error: ") or _is_exception(line)]

@@ -31,11 +31,7 @@ class SigstopWatchdog:
 
 
 def end_stopped_processes(bound_s: float) -> list[str]:
-    """Starts a thread that kills descendants of this process after a suspension longer than `bound_s`.
-
-    Returns:
-      a list to which the thread appends a message per kill.
-    """
+    """Starts a thread that kills descendants suspended for over `bound_s`; returns its list of a message per kill."""
     done: list[str] = []
     threading.Thread(target=_watch, args=(bound_s, done), name="stopped", daemon=True).start()
     return done
@@ -94,14 +90,7 @@ class HangDetector:
         max_look_s: float = MAX_LOOK_S,
         memory: HangDetectorState | None = None,
     ) -> None:
-        """Begins with a newly started process, or restores the state in `memory`.
-
-        Args:
-          bounds: hang timeouts.
-          clock: monotonic clock in seconds.
-          max_look_s: maximum time that counts between two checks, in seconds.
-          memory: state of an earlier detector of the same process.
-        """
+        """Begins with a new process, or with the state in `memory`; at most `max_look_s` counts between two checks."""
         self._bounds = bounds
         self._time = WatchedTime(clock, max_look_s=max_look_s)
         self._sign = LivenessSample(0, 0, Activity.STARTING)

@@ -235,11 +235,7 @@ def _left_by_engines(config: Config, gpus: Sequence[str]) -> tuple[str, ...]:
 
 
 def bind_to_cores(cores: Sequence[int]) -> None:
-    """Binds all threads of this process to cores; child processes inherit their thread's binding.
-
-    Raises:
-      OSError: the process cannot run on these cores.
-    """
+    """Binds all threads of this process to cores, which children inherit. Raises OSError if it cannot run on them."""
     for thread in os.listdir("/proc/self/task"):
         with contextlib.suppress(ProcessLookupError):  # the thread has ended
             os.sched_setaffinity(int(thread), cores)

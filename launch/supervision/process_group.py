@@ -53,12 +53,8 @@ class ProcessGroup:
     ) -> None:
         """Prepares the group without starting it.
 
-        Args:
-          role: role of all members.
-          members: processes by index.
-          meeting: called before each start; returns the coordinator's host:port. On its NodeLostError the first member
-            counts as dead.
-          clock: monotonic clock in seconds.
+        `meeting` is called before each start and returns the coordinator's host:port. On its NodeLostError the first
+        member counts as dead.
         """
         self.role, self._members, self._meeting, self._clock = role, members, meeting, clock
         self.num_restarts = self.num_restarts_in_a_row = 0
@@ -137,11 +133,7 @@ class ProcessGroup:
         return f"{one.name}: {one.last_error()}"
 
     def _root_cause_member(self) -> Process:
-        """Returns the member that most likely caused the failure.
-
-        Order: rejected input, error exit, hang or SIGKILL, other signals, SIGABRT. JAX aborts the surviving members by
-        SIGABRT.
-        """
+        """Returns the member with the likeliest cause; JAX aborts the surviving members by SIGABRT."""
 
         def rank(member: Process) -> int:
             code = member.returncode

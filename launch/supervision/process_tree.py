@@ -17,14 +17,9 @@ _USAGE_ERROR = 2
 
 
 def arguments(argv: Sequence[str], wanted: str, *, command: str) -> list[str]:
-    """Returns the positional arguments of an internal process.
+    """Returns the positional arguments of an internal process, whose names are the words of `wanted`.
 
-    Exits with 2 and one line on other arguments, because the process was then started by hand.
-
-    Args:
-      argv: arguments including the program's name.
-      wanted: names of the expected arguments, separated by spaces.
-      command: public command that starts this process.
+    Exits with 2 and one line on other arguments: the process was started by hand, instead of the public `command`.
     """
     given = list(argv[1:])
     if len(given) != len(wanted.split()) or any(one.startswith("-") for one in given):
@@ -80,10 +75,7 @@ def kill_leftovers(is_ours: Callable[[str], bool], *, deadline_s: float = 30.0) 
     """Kills every process whose mark is ours, waits until all have exited, and returns them.
 
     The mark is in the process's initial environment, as shown by the kernel. It is read again after opening a pidfd, so
-    a process that has reused the id is never killed.
-
-    Raises:
-      TimeoutError: a process is still alive after `deadline_s`.
+    a process that has reused the id is never killed. Raises TimeoutError if one is alive after `deadline_s`.
     """
     ended: list[TaggedProcess] = []
 
@@ -99,8 +91,7 @@ def kill_leftovers(is_ours: Callable[[str], bool], *, deadline_s: float = 30.0) 
 def end_group(group: int, *, deadline_s: float = 30.0) -> None:
     """Kills every process of a process group and waits until all have exited, regardless of their parent.
 
-    Raises:
-      TimeoutError: a process is still alive after `deadline_s`.
+    Raises TimeoutError if one is still alive after `deadline_s`.
     """
     with contextlib.suppress(ProcessLookupError):
         os.killpg(group, signal.SIGKILL)  # reaches all members together, and needs no file descriptors

@@ -26,10 +26,6 @@ def remove_snapshots(folder: pathlib.Path, snapshots: pathlib.Path) -> bool:
 
     Such a learner was started by hand or, if this folder is a copy, runs in the original folder with the same
     snapshots.
-
-    Args:
-      folder: run folder.
-      snapshots: the run's folder of snapshots.
     """
     # Imported here, because a cleanup process waits for most of its life and should stay small.
     from actor.weights.source import sweep
@@ -51,12 +47,7 @@ class CleanupProcess:
     """Process that removes a run's snapshots if this process dies before `close`."""
 
     def __init__(self, folder: pathlib.Path, snapshots: pathlib.Path) -> None:
-        """Starts the process. This process must hold the run's supervisor lock.
-
-        Args:
-          folder: run folder.
-          snapshots: the run's folder of snapshots.
-        """
+        """Starts the process. This process must hold the run's supervisor lock."""
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", __name__, str(folder.resolve()), str(snapshots.absolute())],
             stdin=subprocess.PIPE,

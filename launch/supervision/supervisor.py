@@ -64,8 +64,7 @@ class Supervisor:
     ) -> None:
         """Locks the run folder; `backend` provides the processes (default: on this machine).
 
-        Raises:
-          ValueError: another live supervisor uses this run folder, or there are too few devices.
+        Raises ValueError if another live supervisor uses this run folder, or there are too few devices.
         """
         folder = prepared.folder.resolve()
         self._config = prepared.config
