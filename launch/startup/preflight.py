@@ -23,9 +23,8 @@ from configs.run_folder import RunFolder, snapshot_folder, snapshot_root
 from configs.schema import Config
 from configs.sections.evaluation import HELD_OUT
 from launch.startup.check_sandbox import check_sandbox
-from launch.startup.checkpoint_size import BYTES, checkpoint_bytes
 from launch.startup.gpu_memory import check_shared
-from launch.startup.snapshot_room import SnapshotRoom, helper_bytes
+from launch.startup.space_needs import BYTES, checkpoint_bytes, num_params_of, shared_bytes
 from launch.supervision.placement import Machine, core_ids, place
 from learner.data.open_sources import open_sources
 from learner.data.row_filter import SetAside
@@ -187,22 +186,24 @@ def check_snapshot_room(
     """
     if config.loss.is_supervised:
         return
-    num_params = _num_adapted(config, model_folder) if config.publishes_adapters else _num_params(model_folder)
-    num_bytes = num_params * BYTES[config.model.served_dtype]
+    num_params = _num_adapted(config, model_folder) if config.publishes_adapters else num_params_of(model_folder)
     existing = _existing(snapshot_root(config))
     free = shutil.disk_usage(existing).free + _num_snapshot_bytes(config)
     is_local = "actor" in roles
-    room = SnapshotRoom(
-        served_bytes=num_bytes,
-        num_hosts=num_hosts or (1 if is_local else config.learner.num_processes),
-        num_engines=config.actor.num_engines if is_local or not config.publish.leaves_the_machine else 0,
-        helper_bytes=helper_bytes(config, served_bytes=num_bytes, num_params=num_params),
+    num_hosts = num_hosts or (1 if is_local else config.learner.num_processes)
+    num_engines = config.actor.num_engines if is_local or not config.publish.leaves_the_machine else 0
+    num_bytes = shared_bytes(
+        config,
+        served_bytes=num_params * BYTES[config.model.served_dtype],
+        num_params=num_params,
+        num_hosts=num_hosts,
+        num_engines=num_engines,
     )
-    if free < room.least_bytes:
-        whose = "two slots" if room.num_hosts == 1 else f"two slots of one of {room.num_hosts} hosts"
+    if free < num_bytes:
+        whose = "two slots" if num_hosts == 1 else f"two slots of one of {num_hosts} hosts"
         raise _refusal(config)(
-            f"{existing}: expected {_size(room.least_bytes)} free for snapshots ({whose} and one copy for each of "
-            f"{room.num_engines} local engines), got {_size(free)}; set publish.snapshot_dir to a larger filesystem"
+            f"{existing}: expected {_size(num_bytes)} free for snapshots ({whose} and one copy for each of "
+            f"{num_engines} local engines), got {_size(free)}; set publish.snapshot_dir to a larger filesystem"
         )
 
 
@@ -218,11 +219,11 @@ def check_disk_space(config: Config, model_folder: pathlib.Path) -> None:
     last = max(steps, default=0)
     num_left = 1 + config.run.num_updates // every - last // every if last < config.run.num_updates else 0
     num_saves = max(0, min(config.checkpoint.keep + 1 - len(steps), num_left))
-    num_params = _num_adapted(config, model_folder) if config.lora.is_on else _num_params(model_folder)
+    num_params = _num_adapted(config, model_folder) if config.lora.is_on else num_params_of(model_folder)
     save_bytes = checkpoint_bytes(config, model_folder, num_params, are_adapters=config.lora.is_on)
     if config.loss.uses_critic and config.critic.backbone == "own":
         critic = pathlib.Path(config.critic.path or model_folder)
-        save_bytes += checkpoint_bytes(config, critic, _num_params(critic), are_adapters=False)
+        save_bytes += checkpoint_bytes(config, critic, num_params_of(critic), are_adapters=False)
     num_bytes = num_saves * save_bytes
     existing = _existing(run.path)
     # Other folders are incomplete saves of killed processes, which new saves replace.
@@ -330,11 +331,6 @@ def _existing(folder: pathlib.Path) -> pathlib.Path:
     return next(p for p in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(p))
 
 
-def _num_params(model_folder: pathlib.Path) -> int:
-    num_bytes = sum(f.stat().st_size for f in model_folder.glob("*.safetensors"))
-    return num_bytes // BYTES[_file_dtype(model_folder)]
-
-
 def _num_adapted(config: Config, model_folder: pathlib.Path) -> int:
     table = tensor_table(model_folder, dtype=config.model.served_dtype)
     adapters = adapter_table(table, modules=config.lora.modules, rank=config.lora.rank)
@@ -343,12 +339,6 @@ def _num_adapted(config: Config, model_folder: pathlib.Path) -> int:
 
 def _num_bytes_below(folder: pathlib.Path) -> int:
     return sum(f.stat().st_size for f in folder.rglob("*") if f.is_file())
-
-
-def _file_dtype(model_folder: pathlib.Path) -> str:
-    config = json.loads((model_folder / "config.json").read_text())
-    dtype = config.get("dtype") or config.get("torch_dtype")
-    return dtype if dtype in BYTES else "float32"
 
 
 def _num_snapshot_bytes(config: Config) -> int:

@@ -1,7 +1,6 @@
 """Quantities that a deployment derives, and its processes' commands."""
 
 import dataclasses
-import json
 import math
 import pathlib
 from collections.abc import Sequence
@@ -10,13 +9,12 @@ from bridge.store.url_login import files_of_a_login, users_of, with_user
 from configs.schema import Config
 from configs.sections.prompts import HUGGING_FACE
 from launch.startup.join_run import allowing
-from launch.startup.snapshot_room import SnapshotRoom, actor_bytes, helper_bytes
+from launch.startup.space_needs import BYTES, actor_bytes, num_params_of, shared_bytes
 from launch.supervision.backend import actor_bounds, learner_bounds
 from launch.supervision.hang_detector import HangTimeouts
 from launch.tools.deploy import deploy_settings, kubernetes_names
 from launch.tools.deploy.deploy_settings import DeploySettings, Hosts
 
-_BYTES = {"float32": 4, "bfloat16": 2}
 _ROOM = 1.05
 _OTHER_SHM_GIB = 2
 """Shared memory in GiB for the engine, the collectives, and liveness beacons."""
@@ -79,12 +77,14 @@ def deploy(config: Config, settings: DeploySettings) -> Deployment:
         # config.
         config = dataclasses.replace(config, learner=dataclasses.replace(config.learner, num_processes=learner.count))
     num_params = _num_params(config, settings)
-    served = num_params * _BYTES[config.model.served_dtype]
-    room = SnapshotRoom(
+    served = num_params * BYTES[config.model.served_dtype]
+    shm_bytes = shared_bytes(
+        config,
         served_bytes=served,
+        num_params=num_params,
         num_hosts=learner.count,
         num_engines=config.actor.num_engines if settings.one_node else 0,
-        helper_bytes=helper_bytes(config, served_bytes=served, num_params=num_params),
+        is_maximum=True,
     )
     deployment = Deployment(
         config=config,
@@ -93,7 +93,7 @@ def deploy(config: Config, settings: DeploySettings) -> Deployment:
         actor=actor,
         num_actors=settings.num_actors or config.actor.num_engines,
         actor_store=actor_store,
-        learner_shm_gib=_shm_gib(room.full_bytes(config)),
+        learner_shm_gib=_shm_gib(shm_bytes),
         actor_shm_gib=_shm_gib(actor_bytes(served)),
         learner_grace_s=math.ceil(settings.grace_s + (_LOCAL_STOP_S if settings.one_node else 0)),
         actor_grace_s=math.ceil(config.actor.shutdown_grace_s + _LEAVE_S),
@@ -202,15 +202,12 @@ def _num_params(config: Config, settings: DeploySettings) -> float:
     if settings.num_params or not config.model.path:
         return settings.num_params
     folder = pathlib.Path(config.model.path)
-    files = list(folder.glob("*.safetensors"))
-    if not files:
+    if not any(folder.glob("*.safetensors")):
         raise ValueError(
             f"model.path={folder} is not on this machine, so its size is unknown; set --num_params, as in "
             "--num_params=7.6e9"
         )
-    raw = json.loads((folder / "config.json").read_text())
-    dtype = raw.get("dtype") or raw.get("torch_dtype") or "float32"
-    return sum(f.stat().st_size for f in files) / _BYTES.get(dtype, 2)
+    return num_params_of(folder)
 
 
 def _shm_gib(num_bytes: int) -> int:
