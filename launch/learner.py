@@ -80,7 +80,7 @@ def _join() -> "tuple[prepare_run.PreparedRun, Processes]":
     from learner.distributed.channel import SingleProcess
     from learner.distributed.initialize import ALONE, identify
 
-    config = prepare_run.given_config()
+    config = prepare_run.config()
     identity = identify(
         coordinator=_COORDINATOR.value,
         num_processes=_NUM_PROCESSES.value,

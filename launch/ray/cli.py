@@ -92,7 +92,7 @@ def main() -> int:
             learner_on = parse(_LEARNER_ON.value, flag="learner_on")
             actors_on = parse(_ACTORS_ON.value, flag="actors_on")
             # Checked before the run folder stores the config, because it would refuse a corrected one.
-            check_spread(prepare_run.given_config())
+            check_spread(prepare_run.config())
             if _ACTOR_STORE.value:
                 check_no_password(_ACTOR_STORE.value)
             cluster.enter_context(connected(_ADDRESS.value, allow_open=_OPEN.value, environ=os.environ))

@@ -22,7 +22,6 @@ from launch.startup.provenance import record_start
 
 MIN_OPEN_FILES = 128
 """Minimum limit on open files with which a learner and an engine start."""
-_FIXED = "--config.* overrides need --config; a run folder's config is fixed"
 _ENOUGH_OPEN_FILES = 1024
 """Limit on open files below which many engines, environments or connections may fail."""
 
@@ -59,20 +58,14 @@ def prepare_run(
       ValueError: a check fails; the run folder is unchanged.
       OSError: a disk fails, or is too full for a run that has begun.
     """
-    print_config()
+    given = config(forced)
     status("checking the config")
     from launch.startup import preflight  # deferred: an actor's process does not need the learner's data code
     from launch.startup.gold_answers import GoldAnswerReport, check_gold_answers
     from launch.startup.tiny_model import cached_tiny_model
     from learner.data.row_filter import write_gold_failures
 
-    if CONFIG.value is None:
-        run_dir = given_run_dir()
-        if run_dir is None:
-            raise ValueError("--config: not set; set --config=NAME, or --run_dir to the folder of an existing run")
-        if cli.given_overrides():
-            raise ValueError(_FIXED)
-        prepared = open_prepared(run_dir)
+    if (prepared := _given_run()) is not None:
         check_kind(prepared.config, is_supervised)
         notes = settle_run_id(prepared.config)
         status("checking devices, folders and disk space")
@@ -84,38 +77,37 @@ def prepare_run(
             print(note, flush=True)
         record_start(RunFolder(prepared.folder).provenance)
         return prepared
-    given = _preset(forced)
     # Input paths become absolute, so that any working directory works. The run folder's stays relative: it may move.
-    config = dataclasses.replace(absolute(given, pathlib.Path.cwd()), run=given.run)
-    check_kind(config, is_supervised)
-    check_run_folder(config)
-    config = with_template_date(config)  # the checks below must use the run's final template
-    _check_tiny_model_fits(config)
-    model_folder = pathlib.Path(config.model.path).resolve() if config.model.path else cached_tiny_model(config, status)
+    given = dataclasses.replace(absolute(given, pathlib.Path.cwd()), run=given.run)
+    check_kind(given, is_supervised)
+    check_run_folder(given)
+    given = with_template_date(given)  # the checks below must use the run's final template
+    _check_tiny_model_fits(given)
+    model_folder = pathlib.Path(given.model.path).resolve() if given.model.path else cached_tiny_model(given, status)
     status("checking devices and custom functions")
-    notes = check_open_files() + check_network(config) + preflight.check_engines(config, roles)
-    notes += preflight.check_functions(config, roles)  # before the check of reference answers, which uses the verifiers
+    notes = check_open_files() + check_network(given) + preflight.check_engines(given, roles)
+    notes += preflight.check_functions(given, roles)  # before the check of reference answers, which uses the verifiers
     status("reading the model's config and tokenizer")
-    preflight.check_model(config, model_folder)
+    preflight.check_model(given, model_folder)
     answers = GoldAnswerReport(gold_failures={}, notes=[])
-    if not config.loss.is_supervised:
+    if not given.loss.is_supervised:
         status("checking reference answers")
-        answers = check_gold_answers(config, roles, show=functools.partial(print, flush=True))
+        answers = check_gold_answers(given, roles, show=functools.partial(print, flush=True))
     status("reading the prompts")
     notes += answers.notes + preflight.check(
-        config, model_folder, gold_failures=answers.gold_failures, roles=roles, num_hosts=num_hosts
+        given, model_folder, gold_failures=answers.gold_failures, roles=roles, num_hosts=num_hosts
     )
     for note in notes:
         print(note, flush=True)
-    preflight.check_folders(config, model_folder)
-    preflight.check_disk_space(config, model_folder)
-    folder = set_up_run(config)
-    for note in settle_run_id(config):
+    preflight.check_folders(given, model_folder)
+    preflight.check_disk_space(given, model_folder)
+    folder = set_up_run(given)
+    for note in settle_run_id(given):
         print(note, flush=True)
     write_gold_failures(RunFolder(folder).gold_failures, answers.gold_failures)
     record_start(RunFolder(folder).provenance)
     replace_file(RunFolder(folder).model_path_file, f"{model_folder}\n".encode())
-    return PreparedRun(config, folder, model_folder)
+    return PreparedRun(given, folder, model_folder)
 
 
 def check_kind(config: Config, is_supervised: bool | None) -> None:
@@ -130,48 +122,37 @@ def check_kind(config: Config, is_supervised: bool | None) -> None:
     raise ValueError("--config: loss.name=sft trains without actors; start it with python -m launch.sft")
 
 
-def config() -> Config:
-    """Returns the preset of --config with its overrides, for a tool that starts no run; see `print_config`.
+def config(forced: Mapping[str, str] = types.MappingProxyType({})) -> Config:
+    """Returns the config that --config or --run_dir gives, without any setup or checks.
 
-    Raises ValueError if --config is missing, or an override is invalid.
+    With --print_config it prints the config as TOML and exits with 0. Raises ValueError if both flags are missing or an
+    override is invalid.
     """
-    print_config()
-    return _preset()
+    run = _given_run()
+    given = run.config if run is not None else _preset(forced)
+    if cli.PRINT_CONFIG.value:
+        base = given.preset if given.preset in [*overrides.preset_names(), *overrides.recipe_names()] else None
+        print(toml_config.render(given, base=base), end="")
+        raise SystemExit(0)
+    return given
 
 
-def _preset(forced: Mapping[str, str] = types.MappingProxyType({})) -> Config:
+def _given_run() -> PreparedRun | None:
+    """Returns the run of --run_dir; None with --config, or without both flags."""
+    if CONFIG.value is not None or (run_dir := given_run_dir()) is None:
+        return None
+    if cli.given_overrides():
+        raise ValueError("--config.* overrides need --config; a run folder's config is fixed")
+    return open_prepared(run_dir)
+
+
+def _preset(forced: Mapping[str, str]) -> Config:
     if CONFIG.value is None:
         raise ValueError("--config: not set; set --config=NAME, or --run_dir to the folder of an existing run")
     given, run_dir = cli.given_overrides(), given_run_dir()
     if run_dir is not None and given.setdefault("run.dir", run_dir) != run_dir:
         raise ValueError(f"--run_dir={run_dir} differs from --config.run.dir={given['run.dir']}; give one of them")
     return overrides.apply(overrides.load_preset(CONFIG.value), given | dict(forced))
-
-
-def given_config() -> Config:
-    """Returns the config that --config or --run_dir gives, without any setup or checks.
-
-    Raises ValueError if both flags are missing, or an override is invalid.
-    """
-    print_config()
-    return _given_config()
-
-
-def _given_config() -> Config:
-    if CONFIG.value is None and (run_dir := given_run_dir()) is not None:
-        if cli.given_overrides():
-            raise ValueError(_FIXED)
-        return open_prepared(run_dir).config
-    return _preset()
-
-
-def print_config() -> None:
-    """Prints the given config as TOML and exits with 0 if --print_config is set; otherwise does nothing."""
-    if cli.PRINT_CONFIG.value:
-        config = _given_config()
-        base = config.preset if config.preset in [*overrides.preset_names(), *overrides.recipe_names()] else None
-        print(toml_config.render(config, base=base), end="")
-        raise SystemExit(0)
 
 
 def _check_tiny_model_fits(config: Config) -> None:

@@ -11,7 +11,7 @@ from launch.startup import prepare_run
 def main() -> int:
     """Reads the config; returns 0, or exits with 2 if it is invalid."""
     with cli.usage_errors():
-        prepare_run.given_config()
+        prepare_run.config()
     return 0
 
 

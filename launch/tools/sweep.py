@@ -45,7 +45,7 @@ def main() -> int:
     """Trains all points; returns 0 if all are complete, 1 if one failed, 130 after Ctrl-C."""
     console = make_console()
     with cli.usage_errors():
-        base = prepare_run.given_config()
+        base = prepare_run.config()
         points = _points()
         for name in {*cli.given_overrides(), *(field for point in points for field in point)}:
             if name == "run.dir" or (name == "run.name" and name not in cli.given_overrides()):

@@ -152,7 +152,7 @@ def test_overrides_of_a_run_folder_are_refused_also_where_nothing_starts(prepare
     prepare(run__dir=str(tmp_path / "run"))
     monkeypatch.setattr(cli, "_overrides", {"run.num_updates": "3"})
     with flagsaver.flagsaver(config=None, run_dir=str(tmp_path / "run")), pytest.raises(ValueError, match="is fixed"):
-        prepare_run.given_config()
+        prepare_run.config()
 
 
 def test_printed_config_of_a_file_with_a_label_of_its_own_is_read_back(tmp_path, monkeypatch, capsys):

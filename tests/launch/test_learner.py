@@ -158,7 +158,7 @@ def join(monkeypatch):
         monkeypatch.setattr(identities, "identify", lambda **_: identity)
         monkeypatch.setattr(connecting, "connect", connected)
         monkeypatch.setattr(connecting, "disconnect", lambda _: did.append("disconnected"))
-        monkeypatch.setattr(prepare_run, "given_config", lambda: Config(preset="test"))
+        monkeypatch.setattr(prepare_run, "config", lambda: Config(preset="test"))
         monkeypatch.setattr(prepare_run, "prepare_run", prepared)
         try:
             return did, learner._join()[0]
