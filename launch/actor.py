@@ -56,8 +56,7 @@ from launch.startup.actor_lifecycle import (
     serve_until_signalled,
     take_devices,
 )
-from launch.startup.build_actor import build_episodes, build_scorer, open_judge, verifier_cores
-from launch.startup.check_sandbox import check_sandbox
+from launch.startup.build_actor import build_episodes, build_scorer, check_sandbox, open_judge, verifier_cores
 from launch.startup.join_run import JoinedRun, join_folder, join_store
 from launch.supervision.hang_detector import end_stopped_processes
 from launch.supervision.placement import VISIBLE, bind_to_cores, core_ids, of_one_engine, spread_cores

@@ -17,7 +17,7 @@ from absl import flags, logging
 from bridge.liveness import Liveness, report_phase
 from launch import cli
 from launch.startup import prepare_run
-from launch.startup.gpu_memory import reserve
+from launch.supervision.placement import reserve
 from launch.supervision.process_tree import die_with_parent
 
 if TYPE_CHECKING:

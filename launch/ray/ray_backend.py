@@ -21,9 +21,8 @@ from launch.ray.node_agent import HERE, NodeAgent
 from launch.ray.remote_process import RemoteProcess, answered
 from launch.ray.resources import DeviceKind, ResourceRequest, of_actor, of_learner
 from launch.startup.join_run import allowing
-from launch.supervision.backend import actor_bounds, learner_bounds, run_tag, with_cpu_devices
+from launch.supervision.backend import NodeLostError, Process, ProcessGroup, hang_timeouts, run_tag, with_cpu_devices
 from launch.supervision.hang_detector import HangTimeouts
-from launch.supervision.process_group import NodeLostError, Process, ProcessGroup
 
 
 class LearnerPlacementGroup:
@@ -159,7 +158,7 @@ class RayBackend:
     def _learner_agent(self, role: str, index: int) -> Any:
         assert self._placement_group is not None, "open() must be called first"
         place = PlacementGroupSchedulingStrategy(self._placement_group.group, placement_group_bundle_index=index)
-        bounds, environment = learner_bounds(self._config), self._devices()
+        bounds, environment = hang_timeouts(self._config, of_actor=False), self._devices()
         return self._agent(role, self._learner_asked, place, bounds=bounds, environment=environment)
 
     def _agent(
@@ -205,7 +204,7 @@ class RayBackend:
             ],
             self._run.log(role),
             take=lambda: self._agent(
-                role, self._actor_asked, "SPREAD", bounds=actor_bounds(self._config), environment={}
+                role, self._actor_asked, "SPREAD", bounds=hang_timeouts(self._config, of_actor=True), environment={}
             ),
             asked=str(self._actor_asked),
             placement_timeout_s=float("inf"),  # the run continues with the actors that have a node

@@ -14,8 +14,8 @@ from rich.console import Console
 from bridge.liveness import Activity
 from configs.custom_functions import first_line
 from launch.ray.node_agent import ProcessStatus
+from launch.supervision.backend import NodeLostError
 from launch.supervision.child import END_S, SAID, PhaseLog, name_of, telling_line
-from launch.supervision.process_group import NodeLostError
 
 LOOK_EVERY_S = 0.5
 _LOST = -9
@@ -24,7 +24,7 @@ _WAITING = ProcessStatus(None, 0, Activity.STARTING, "", b"")
 
 
 class RemoteProcess:
-    """`launch.supervision.process_group.Process` on a cluster node."""
+    """`launch.supervision.backend.Process` on a cluster node."""
 
     def __init__(
         self,

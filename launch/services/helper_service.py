@@ -10,10 +10,9 @@ from multiprocessing.connection import Connection, Pipe
 from bridge.credentials import without_secrets
 from configs import custom_functions
 from configs.run_folder import RunFolder
-from launch.startup.gpu_memory import IN_TURNS
 from launch.supervision import process_tree
 from launch.supervision.backend import CPU_DEVICES
-from launch.supervision.placement import VISIBLE
+from launch.supervision.placement import IN_TURNS, VISIBLE
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,10 +22,9 @@ from configs.race_capacity import check_race_capacity, may_be_too_narrow
 from configs.run_folder import RunFolder, snapshot_folder, snapshot_root
 from configs.schema import Config
 from configs.sections.evaluation import HELD_OUT
-from launch.startup.check_sandbox import check_sandbox
-from launch.startup.gpu_memory import check_shared
+from launch.startup.build_actor import check_sandbox
 from launch.startup.space_needs import BYTES, checkpoint_bytes, num_params_of, shared_bytes
-from launch.supervision.placement import Machine, core_ids, place
+from launch.supervision.placement import Machine, check_shared, core_ids, place
 from learner.data.open_sources import open_sources
 from learner.data.row_filter import SetAside
 from learner.data.tokenizer import Tokenizer, load_tokenizer

@@ -24,9 +24,8 @@ from configs.run_folder import RunFolder
 from launch import cli
 from launch.live_view import PlainProgress, RunView, state_texts
 from launch.startup import prepare_run
-from launch.supervision.backend import LocalBackend, ProcessBackend
+from launch.supervision.backend import LocalBackend, Process, ProcessBackend
 from launch.supervision.child import alike
-from launch.supervision.process_group import Process
 from launch.terminal import make_console
 
 WATCH_EVERY_S = 0.1

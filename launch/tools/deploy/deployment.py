@@ -10,7 +10,7 @@ from configs.schema import Config
 from configs.sections.prompts import HUGGING_FACE
 from launch.startup.join_run import allowing
 from launch.startup.space_needs import BYTES, actor_bytes, num_params_of, shared_bytes
-from launch.supervision.backend import actor_bounds, learner_bounds
+from launch.supervision.backend import hang_timeouts
 from launch.supervision.hang_detector import HangTimeouts
 from launch.tools.deploy import deploy_settings, kubernetes_names
 from launch.tools.deploy.deploy_settings import DeploySettings, Hosts
@@ -97,8 +97,8 @@ def deploy(config: Config, settings: DeploySettings) -> Deployment:
         actor_shm_gib=_shm_gib(actor_bytes(served)),
         learner_grace_s=math.ceil(settings.grace_s + (_LOCAL_STOP_S if settings.one_node else 0)),
         actor_grace_s=math.ceil(config.actor.shutdown_grace_s + _LEAVE_S),
-        learner_bounds=learner_bounds(config),
-        actor_bounds=actor_bounds(config),
+        learner_bounds=hang_timeouts(config, of_actor=False),
+        actor_bounds=hang_timeouts(config, of_actor=True),
     )
     _check_memory(deployment)
     return deployment

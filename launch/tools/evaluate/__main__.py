@@ -29,8 +29,7 @@ from configs.run_folder import RunFolder
 from configs.schema import Config
 from launch import cli
 from launch.startup import prepare_run
-from launch.startup.build_actor import open_judge
-from launch.startup.check_sandbox import check_sandbox
+from launch.startup.build_actor import check_sandbox, open_judge
 from launch.supervision.process_tree import die_with_parent
 from launch.terminal import WaitMessages
 from launch.tools.evaluate import eval_runner, export, results, settings

@@ -4,7 +4,7 @@ import pytest
 
 from configs.presets import tiny
 from launch.startup import preflight
-from launch.startup.check_sandbox import check_sandbox
+from launch.startup.build_actor import check_sandbox
 from tests.actor.sandbox.conftest import isolated as isolated
 
 

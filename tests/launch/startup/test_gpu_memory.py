@@ -9,8 +9,7 @@ from configs import sections
 from configs.presets.rolloutpipe import colocated
 from configs.schema import Config
 from launch.startup import preflight
-from launch.startup.gpu_memory import check_shared, reserve
-from launch.supervision.placement import Machine, place
+from launch.supervision.placement import Machine, check_shared, place, reserve
 
 ONE, TWO = Machine(gpus=("0",), cores=(0, 1)), Machine(gpus=("0", "1"), cores=(0, 1))
 

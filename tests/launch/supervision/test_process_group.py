@@ -7,8 +7,7 @@ import pytest
 
 from bridge.liveness import Activity
 from launch import cli
-from launch.supervision import process_group
-from launch.supervision.process_group import ProcessGroup
+from launch.supervision.backend import TOGETHER_S, ProcessGroup
 
 
 @dataclasses.dataclass
@@ -101,7 +100,7 @@ def test_others_get_time_to_end_by_themselves_once_one_has_died(three):
     three.group.start()
     three.codes(None, -9, None)
     assert three.group.returncode is None
-    three.now_s += process_group.TOGETHER_S - 0.1
+    three.now_s += TOGETHER_S - 0.1
     assert three.group.returncode is None
     three.now_s += 0.2
     assert three.group.returncode == -9
