@@ -1,9 +1,9 @@
 """Startup check that each row's reference answer passes its verifiers."""
 
 import asyncio
+import contextlib
 import dataclasses
 import hashlib
-import importlib.metadata
 import itertools
 import json
 import os
@@ -22,6 +22,7 @@ from bridge.files import replace_file
 from configs import custom_functions
 from configs.run_folder import RunFolder
 from configs.schema import Config
+from launch.startup.provenance import versions
 from launch.startup.tiny_model import cache_folder
 from learner.data.row_filter import GoldRow, SetAside, gold_rows, read_gold_failures
 
@@ -36,30 +37,22 @@ _Failed = dict[tuple[str, int], str]
 """Failure reasons by source and row."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class GoldAnswerReport:
-    """Rows whose reference answers fail, and notes for the console."""
-
-    gold_failures: SetAside
-    notes: list[str]
-
-
 def check_gold_answers(
     config: Config, roles: Collection[str], *, show: Callable[[str], None] = print
-) -> GoldAnswerReport:
+) -> tuple[SetAside, list[str]]:
     """Scores reference answers: `rewards.check_gold_answers` rows spread over each file, or all rows if one fails.
 
-    A run that was set up before is not checked again. Results are cached by content. `show` is called with a progress
-    line now and then. Raises ValueError if a file is invalid or no row passes. An unavailable verifier also raises it
-    if `roles` contain "actor", and otherwise only adds a note.
+    Returns the rows that fail, and notes for the console. A run that was set up before is not checked again. Results
+    are cached by content. `show` is called with a progress line now and then. Raises ValueError if a file is invalid or
+    no row passes. An unavailable verifier also raises it if `roles` contain "actor", and otherwise only adds a note.
     """
     known = RunFolder(pathlib.Path(config.run_dir)).gold_failures
     if known.is_file():
-        return GoldAnswerReport(gold_failures=read_gold_failures(known), notes=[])
+        return read_gold_failures(known), []
     num = config.rewards.check_gold_answers
     rows = list(gold_rows(config.prompts, limit=num)) if num else []
     if not rows:
-        return GoldAnswerReport(gold_failures={}, notes=[])
+        return {}, []
     names, notes = _names(config, rows, roles)
     failed = _judged(config, rows, names, show)
     if failed and len(everything := list(gold_rows(config.prompts))) > len(rows):
@@ -79,7 +72,7 @@ def check_gold_answers(
         gold_failures.setdefault(source, {})[row] = reason
     if num_asked:
         notes.append(f"reference answers: {num_asked} rows checked, {len(failed)} excluded")
-    return GoldAnswerReport(gold_failures=gold_failures, notes=notes)
+    return gold_failures, notes
 
 
 def _names(config: Config, rows: Iterable[GoldRow], roles: Collection[str]) -> tuple[frozenset[str], list[str]]:
@@ -123,54 +116,32 @@ def _asked(config: Config, row: GoldRow, names: Collection[str]) -> list[tuple[s
 def _judged(config: Config, rows: Sequence[GoldRow], names: frozenset[str], show: Callable[[str], None]) -> _Failed:
     """Returns the rows that fail, from the cache if the same rows were scored before."""
     asked = [(row, questions) for row in rows if (questions := _asked(config, row, names))]
-    # the source of a custom function may have changed, so do not cache
-    if any(custom_functions.is_custom(name) for name in names):
-        return _told(*asyncio.run(_judge_all(config, asked, show)), show)
-    key = _key(config, asked)
-    try:
-        return _kept(key)
-    except (OSError, ValueError):  # missing or truncated cache file
-        failed, unscored = asyncio.run(_judge_all(config, asked, show))
-    if unscored:
-        return _told(failed, unscored, show)
-    try:
-        _keep(key, failed)
-    except (OSError, ValueError) as e:
-        logging.warning("reference answer results not cached error=%s", e)
-    return failed
-
-
-def _told(failed: _Failed, unscored: _Failed, show: Callable[[str], None]) -> _Failed:
+    # The source of a custom function may have changed, so do not cache.
+    key = "" if any(map(custom_functions.is_custom, names)) else _key(config, asked)
+    if key:
+        with contextlib.suppress(OSError, ValueError):  # missing or truncated cache file
+            found = json.loads((cache_folder() / "own_answers" / f"{key}.json").read_text())
+            return {(source, row): reason for source, row, reason in found}
+    failed, unscored = asyncio.run(_judge_all(config, asked, show))
     if unscored:
         why = next(iter(unscored.values()))
         show(f"reference answers: {len(unscored)} rows not checked, kept until the next run checks them: {why}")
+    elif key:
+        try:
+            file = cache_folder() / "own_answers" / f"{key}.json"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(file, json.dumps([[*row, reason] for row, reason in failed.items()]).encode())
+        except (OSError, ValueError) as e:
+            logging.warning("reference answer results not cached error=%s", e)
     return failed
-
-
-def _kept(key: str) -> _Failed:
-    found = json.loads((cache_folder() / "own_answers" / f"{key}.json").read_text())
-    return {(source, row): reason for source, row, reason in found}
-
-
-def _keep(key: str, failed: _Failed) -> None:
-    folder = cache_folder() / "own_answers"
-    folder.mkdir(parents=True, exist_ok=True)
-    found = [[source, row, reason] for (source, row), reason in failed.items()]
-    replace_file(folder / f"{key}.json", json.dumps(found).encode())
 
 
 def _key(config: Config, asked: Sequence[tuple[GoldRow, list[tuple[str, str]]]]) -> str:
     """Returns a hash of everything a verdict depends on: answers, test cases, timeouts, libraries, compilers."""
-    versions = {}
-    for library in _LIBRARIES:
-        try:
-            versions[library] = importlib.metadata.version(library)
-        except importlib.metadata.PackageNotFoundError:
-            versions[library] = ""
     tools = [tool for tool in sorted(TOOLS) if shutil.which(tool)]
     digest = hashlib.sha256()
     bounds = [dataclasses.asdict(config.rewards), config.actor.verifier_timeout_s]
-    for part in (REVISION, versions, tools, bounds):
+    for part in (REVISION, versions(_LIBRARIES), tools, bounds):
         digest.update(json.dumps(part, sort_keys=True).encode() + b"\n")
     for row, questions in asked:
         digest.update(json.dumps([row.source, row.row, row.task.answer, row.task.metadata, questions]).encode() + b"\n")

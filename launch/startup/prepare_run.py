@@ -61,7 +61,7 @@ def prepare_run(
     given = config(forced)
     status("checking the config")
     from launch.startup import preflight  # deferred: an actor's process does not need the learner's data code
-    from launch.startup.gold_answers import GoldAnswerReport, check_gold_answers
+    from launch.startup.gold_answers import check_gold_answers
     from launch.startup.tiny_model import cached_tiny_model
     from learner.data.row_filter import write_gold_failures
 
@@ -89,13 +89,13 @@ def prepare_run(
     notes += preflight.check_functions(given, roles)  # before the check of reference answers, which uses the verifiers
     status("reading the model's config and tokenizer")
     preflight.check_model(given, model_folder)
-    answers = GoldAnswerReport(gold_failures={}, notes=[])
+    gold_failures, answer_notes = {}, list[str]()
     if not given.loss.is_supervised:
         status("checking reference answers")
-        answers = check_gold_answers(given, roles, show=functools.partial(print, flush=True))
+        gold_failures, answer_notes = check_gold_answers(given, roles, show=functools.partial(print, flush=True))
     status("reading the prompts")
-    notes += answers.notes + preflight.check(
-        given, model_folder, gold_failures=answers.gold_failures, roles=roles, num_hosts=num_hosts
+    notes += answer_notes + preflight.check(
+        given, model_folder, gold_failures=gold_failures, roles=roles, num_hosts=num_hosts
     )
     for note in notes:
         print(note, flush=True)
@@ -104,7 +104,7 @@ def prepare_run(
     folder = set_up_run(given)
     for note in settle_run_id(given):
         print(note, flush=True)
-    write_gold_failures(RunFolder(folder).gold_failures, answers.gold_failures)
+    write_gold_failures(RunFolder(folder).gold_failures, gold_failures)
     record_start(RunFolder(folder).provenance)
     replace_file(RunFolder(folder).model_path_file, f"{model_folder}\n".encode())
     return PreparedRun(given, folder, model_folder)

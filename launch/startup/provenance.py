@@ -58,7 +58,7 @@ def provenance() -> Json:
         "num_cores": os.cpu_count() or 1,
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "accelerators": _accelerators(),
-        "versions": {"python": platform.python_version()} | _versions(PACKAGES),
+        "versions": {"python": platform.python_version()} | versions(PACKAGES),
     }
 
 
@@ -93,7 +93,8 @@ def _last(text: str) -> Json:
     return {}
 
 
-def _versions(packages: Sequence[str]) -> dict[str, str]:
+def versions(packages: Sequence[str]) -> dict[str, str]:
+    """Returns the versions of installed packages."""
     found: dict[str, str] = {}
     for name in packages:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):

@@ -23,8 +23,8 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("SLUICE_CACHE", str(tmp_path / "cache"))
 
 
-def checked(config, roles=("learner", "actor"), show=lambda line: None):
-    return check_gold_answers(config, roles, show=show)
+def checked(config, show=lambda line: None):
+    return check_gold_answers(config, ("learner", "actor"), show=show)[0]
 
 
 def math_rows(tmp_path, liars=LIARS, count=12, **rewards):
@@ -48,8 +48,8 @@ def code_row(n, solution=ADD, **metadata):
 @pytest.mark.heavy
 def test_row_whose_own_answer_does_not_pass_is_set_aside_with_its_number_and_reason(tmp_path):
     found = checked(math_rows(tmp_path))
-    assert set(found.gold_failures) == {""} and sorted(found.gold_failures[""]) == LIARS
-    assert all("expected a mathematical expression" in why for why in found.gold_failures[""].values())
+    assert set(found) == {""} and sorted(found[""]) == LIARS
+    assert all("expected a mathematical expression" in why for why in found[""].values())
 
 
 @pytest.mark.heavy
@@ -62,12 +62,12 @@ def test_sample_that_passes_is_all_that_is_judged_and_one_that_does_not_has_all_
         return await judge(pool, row, questions)
 
     monkeypatch.setattr(gold_answers, "_judge", counting)
-    assert checked(math_rows(tmp_path, liars=[2], check_gold_answers=3)).gold_failures == {}
+    assert checked(math_rows(tmp_path, liars=[2], check_gold_answers=3)) == {}
     assert sorted(judged) == [1, 6, 12]
     judged.clear()
     said = []
     found = checked(math_rows(tmp_path, liars=[2, 6], check_gold_answers=3), show=said.append)
-    assert sorted(found.gold_failures[""]) == [2, 6]
+    assert sorted(found[""]) == [2, 6]
     assert sorted(judged) == [1, *range(1, 7), 6, *range(7, 13), 12]
     assert said == ["reference answers: 1 of 3 rows fail; checking all 12 rows"]
 
@@ -80,7 +80,7 @@ def test_what_was_judged_is_not_judged_again_until_it_changes(tmp_path, monkeypa
         raise AssertionError("judged again")
 
     monkeypatch.setattr(gold_answers, "_judge_all", must_not)
-    assert checked(math_rows(tmp_path)).gold_failures == first.gold_failures
+    assert checked(math_rows(tmp_path)) == first
     for changed in ({"liars": [4]}, {"max_timeout_s": 7.0}):
         with pytest.raises(AssertionError, match="judged again"):
             checked(math_rows(tmp_path, **changed))  # pyright: ignore[reportArgumentType]
@@ -99,16 +99,16 @@ def test_rows_on_which_workers_break_are_kept_with_a_line_and_asked_again_by_the
     with monkeypatch.context() as patched:
         patched.setattr(VerifierPool, "_ask", broken)
         patched.setattr("actor.rewards.verifier_pool.FIRST_PAUSE_S", 0.0)
-        assert checked(math_rows(tmp_path), show=said.append).gold_failures == {}
+        assert checked(math_rows(tmp_path), show=said.append) == {}
     assert [line for line in said if "rows not checked" in line] == said[-1:] and "12 rows" in said[-1]
-    assert sorted(checked(math_rows(tmp_path)).gold_failures[""]) == LIARS
+    assert sorted(checked(math_rows(tmp_path))[""]) == LIARS
 
 
 @pytest.mark.heavy
 def test_cache_that_can_not_be_written_is_no_reason_not_to_start(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("SLUICE_CACHE", str(tmp_path / "file" / "cache"))
-    assert sorted(checked(math_rows(tmp_path)).gold_failures[""]) == LIARS
+    assert sorted(checked(math_rows(tmp_path))[""]) == LIARS
 
 
 @pytest.mark.heavy
@@ -116,12 +116,12 @@ def test_run_that_was_set_up_keeps_what_was_found_then(tmp_path):
     config = math_rows(tmp_path)
     (tmp_path / "run").mkdir()
     write_gold_failures(RunFolder(tmp_path / "run").gold_failures, {"": {7: "because"}})
-    assert checked(config).gold_failures == {"": {7: "because"}}
+    assert checked(config) == {"": {7: "because"}}
 
 
 def test_no_answers_are_judged_where_none_are_to_be(tmp_path):
-    assert checked(math_rows(tmp_path, check_gold_answers=0)).gold_failures == {}
-    assert checked(with_rewards(config_of(task="chain_sum"), tmp_path)).gold_failures == {}
+    assert checked(math_rows(tmp_path, check_gold_answers=0)) == {}
+    assert checked(with_rewards(config_of(task="chain_sum"), tmp_path)) == {}
 
 
 @pytest.mark.heavy
@@ -133,7 +133,8 @@ def test_file_no_row_of_which_passes_is_refused_in_one_line(tmp_path):
 @pytest.mark.heavy
 def test_rows_that_are_not_asked_are_neither_counted_nor_passing(tmp_path):
     only_judged = [row | {"rewards": [{"name": "judge"}]} for row in rows_of(3)]
-    assert checked(with_rewards(config_of(path=jsonl(tmp_path, only_judged)), tmp_path)).notes == []
+    config = with_rewards(config_of(path=jsonl(tmp_path, only_judged)), tmp_path)
+    assert check_gold_answers(config, ("learner", "actor"))[1] == []
     wrong = [row | {"rewards": [{"name": "math"}], "answer": "$ $"} for row in rows_of(2)]
     with pytest.raises(ValueError, match="no row passes its verifiers"):
         checked(with_rewards(config_of(path=jsonl(tmp_path, only_judged + wrong)), tmp_path))
@@ -143,7 +144,7 @@ def test_rows_that_are_not_asked_are_neither_counted_nor_passing(tmp_path):
 def test_judges_and_forms_and_penalties_are_not_asked(tmp_path):
     rewards = [{"name": "format", "weight": 0.5}, {"name": "math", "weight": -1.0}, {"name": "exact"}]
     rows = [row | {"rewards": rewards, "answer": "\\frac{", "metadata": {"format": "x"}} for row in rows_of(3)]
-    assert checked(with_rewards(config_of(path=jsonl(tmp_path, rows)), tmp_path)).gold_failures == {}
+    assert checked(with_rewards(config_of(path=jsonl(tmp_path, rows)), tmp_path)) == {}
 
 
 @pytest.mark.integration
@@ -158,7 +159,7 @@ def test_solutions_are_run_and_wrong_and_endless_ones_set_aside(tmp_path, isolat
     rows[4]["metadata"].pop("solution")
     config = config_of(path=jsonl(tmp_path, rows), verifier="code")
     found = checked(with_rewards(config, tmp_path, min_timeout_s=0.5, max_timeout_s=1.0))
-    assert {row: why.rpartition(" ")[2] for row, why in found.gold_failures[""].items()} == {2: "wrong", 3: "timeout"}
+    assert {row: why.rpartition(" ")[2] for row, why in found[""].items()} == {2: "wrong", 3: "timeout"}
 
 
 @pytest.mark.heavy
@@ -167,9 +168,8 @@ def test_verifier_that_can_not_be_had_is_refused_where_an_actor_is_to_run_and_to
     config = with_rewards(config_of(path=jsonl(tmp_path, [code_row(1)]), verifier="code"), tmp_path)
     with pytest.raises(ValueError, match="verifier code.*bubblewrap is not installed"):
         checked(config)
-    found = checked(config, roles=("learner",))
-    (note,) = found.notes
-    assert not found.gold_failures
+    found, (note,) = check_gold_answers(config, ("learner",))
+    assert not found
     assert note.startswith("note: reference answers are not checked by verifier code on this machine: ")
 
 
@@ -185,7 +185,7 @@ def test_rows_set_aside_are_no_problems_and_stand_in_the_quarantine(tmp_path):
         evaluation=sections.EvaluationConfig(num_problems=0),
         publish=sections.PublishConfig(probe_every_n_publishes=0),
     )
-    (opened,) = open_sources(config, tokenizer, gold_failures=checked(config).gold_failures)
+    (opened,) = open_sources(config, tokenizer, gold_failures=checked(config))
     assert [bad.row for bad in opened.bad] == LIARS
     assert all("expected a mathematical expression" in bad.reason for bad in opened.bad)
 
