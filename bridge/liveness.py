@@ -169,26 +169,13 @@ class WatchedTime:
     While the watcher is suspended, the machine sleeps or the clock is set, an unchanged beacon proves nothing.
     """
 
-    def __init__(
-        self,
-        clock: Callable[[], float] = time.monotonic,
-        *,
-        max_look_s: float = MAX_LOOK_S,
-        before: tuple[float, float] | None = None,
-    ) -> None:
-        """Starts at 0, or resumes from `before`, the `state` of another `WatchedTime` with the same clock."""
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._max_look_s = max_look_s
-        self._last_s, self._watched_s = before or (clock(), 0.0)
-
-    @property
-    def state(self) -> tuple[float, float]:
-        """Clock reading of the last look, and the watched seconds at that time."""
-        return self._last_s, self._watched_s
+        self._last_s, self._watched_s = clock(), 0.0
 
     def look(self) -> float:
-        """Returns the watched seconds; call it more often than every `max_look_s`."""
+        """Returns the watched seconds; call it more often than every `MAX_LOOK_S`."""
         now_s = self._clock()
-        self._watched_s += min(max(0.0, now_s - self._last_s), self._max_look_s)
+        self._watched_s += min(max(0.0, now_s - self._last_s), MAX_LOOK_S)
         self._last_s = now_s
         return self._watched_s

@@ -65,18 +65,19 @@ class HangTimeouts:
         return [f"--{name}={value:g}" for name, value in dataclasses.asdict(self).items()]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(kw_only=True)
 class HangDetectorState:
     """State of a hang detector between two checks; JSON-serializable numbers only."""
 
     looked_at_s: float
     """Time of the last check, on a clock that the next check must share."""
-    watched_s: float
-    num_beats: int
-    num_works: int
-    beat_at_s: float
+    watched_s: float = 0.0
+    """Watched time (`bridge.liveness.WatchedTime`) at the last check."""
+    num_beats: int = 0
+    num_works: int = 0
+    beat_at_s: float = 0.0
     """Watched time of the last heartbeat; `work_at_s` is that of the last progress report."""
-    work_at_s: float
+    work_at_s: float = 0.0
 
 
 class HangDetector:
@@ -91,42 +92,24 @@ class HangDetector:
         memory: HangDetectorState | None = None,
     ) -> None:
         """Begins with a new process, or with the state in `memory`; at most `max_look_s` counts between two checks."""
-        self._bounds = bounds
-        self._time = WatchedTime(clock, max_look_s=max_look_s)
-        self._sign = LivenessSample(0, 0, Activity.STARTING)
-        self._beat_at_s = self._work_at_s = 0.0
-        if memory is not None:
-            self._time = WatchedTime(clock, max_look_s=max_look_s, before=(memory.looked_at_s, memory.watched_s))
-            self._sign = LivenessSample(memory.num_beats, memory.num_works, Activity.STARTING)
-            self._beat_at_s, self._work_at_s = memory.beat_at_s, memory.work_at_s
-
-    @property
-    def memory(self) -> HangDetectorState:
-        """State with which another detector can continue."""
-        looked_at_s, watched_s = self._time.state
-        return HangDetectorState(
-            looked_at_s=looked_at_s,
-            watched_s=watched_s,
-            num_beats=self._sign.num_beats,
-            num_works=self._sign.num_works,
-            beat_at_s=self._beat_at_s,
-            work_at_s=self._work_at_s,
-        )
+        self._bounds, self._clock, self._max_look_s = bounds, clock, max_look_s
+        self.memory = memory or HangDetectorState(looked_at_s=clock())
 
     def look(self, sign: LivenessSample) -> str | None:
         """Returns the evidence that the process hangs; None if it does not."""
-        now_s = self._time.look()
-        if sign.num_beats != self._sign.num_beats:
-            self._beat_at_s = now_s
-        if sign.num_works != self._sign.num_works:
-            self._work_at_s = now_s
-        self._sign = sign
+        seen, now_s = self.memory, self._clock()
+        seen.watched_s += min(max(0.0, now_s - seen.looked_at_s), self._max_look_s)
+        seen.looked_at_s = now_s
+        if sign.num_beats != seen.num_beats:
+            seen.num_beats, seen.beat_at_s = sign.num_beats, seen.watched_s
+        if sign.num_works != seen.num_works:
+            seen.num_works, seen.work_at_s = sign.num_works, seen.watched_s
         bounds = self._bounds
         if sign.num_beats == 0:
-            return _over(now_s - self._beat_at_s, bounds.first_heartbeat_timeout_s, "no first heartbeat")
+            return _over(seen.watched_s - seen.beat_at_s, bounds.first_heartbeat_timeout_s, "no first heartbeat")
         is_starting = sign.activity is Activity.STARTING
-        return _over(now_s - self._beat_at_s, bounds.heartbeat_timeout_s, "no heartbeat") or _over(
-            now_s - self._work_at_s,
+        return _over(seen.watched_s - seen.beat_at_s, bounds.heartbeat_timeout_s, "no heartbeat") or _over(
+            seen.watched_s - seen.work_at_s,
             bounds.start_timeout_s if is_starting else bounds.progress_timeout_s,
             "no progress during startup" if is_starting else "no progress",
         )
