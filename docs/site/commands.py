@@ -14,6 +14,7 @@ _NOT_FOR_HANDS = {
     "services.judge_server",
     "services.snapshot_server",
     "services.tracker_service",
+    "startup.tiny_model",
     "supervision.snapshot_cleanup",
     "tools.smollm2",
     "uv_settings",

@@ -17,7 +17,7 @@ from configs import custom_functions, overrides
 from configs.model_sizes import TinyModelRecipe
 from configs.schema import Config
 from configs.sections import PromptsConfig
-from launch import cli_help
+from launch.supervision import process_tree
 
 
 def cache_folder() -> pathlib.Path:
@@ -102,15 +102,7 @@ def _make_unless_there(folder: pathlib.Path, config: Config, at: Callable[[str],
 
 def main() -> None:
     """Makes the model in the folder named on the command line, with the config on stdin."""
-    if {"--help", "-h", "--helpfull"} & set(sys.argv[1:]):
-        print(cli_help.render("__main__"), end="")
-        return
-    if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
-        print(
-            "error: internal process: expected one FOLDER and a config on standard input; run launch.local instead",
-            file=sys.stderr,
-        )
-        sys.exit(2)
+    (folder,) = process_tree.arguments(sys.argv, "FOLDER", command="launch.local")
     from launch.startup.warmup import make_tiny_model
 
     config = overrides.from_dict(json.load(sys.stdin))
@@ -126,7 +118,7 @@ def main() -> None:
             print(f"step {step} of {total}, loss {loss:.3f}", flush=True)
 
     try:
-        make_tiny_model(pathlib.Path(sys.argv[1]), recipe, config.prompts, on_progress=show)
+        make_tiny_model(pathlib.Path(folder), recipe, config.prompts, on_progress=show)
     except ValueError as e:
         sys.exit(f"error: {e}")
 

@@ -20,7 +20,10 @@ from learner.objective.losses import LOSSES
 from tests.integration.support.processes import REPO
 
 LAUNCH = pathlib.Path(REPO) / "launch"
-NO_FLAGS = {"services.judge_server", "supervision.snapshot_cleanup", "tools.smollm2", "uv_settings", "__main__"}
+NO_FLAGS = {
+    *("services.judge_server", "startup.tiny_model", "supervision.snapshot_cleanup", "tools.smollm2"),
+    *("uv_settings", "__main__"),
+}
 """What takes another program's arguments, and shows that one's help; what a script starts; what names the others."""
 
 
@@ -196,10 +199,11 @@ def test_long_words_and_command_lines_are_broken_where_they_can_be():
 
 
 WORKERS = {
+    "startup.tiny_model": ("launch.local", "FOLDER"),
     "supervision.snapshot_cleanup": ("launch.local", "RUN_DIR SNAPSHOTS"),
+    "tools.smollm2": ("launch.tools.get_model", "FILE FOLDER"),
     "tools.compile_tpu.compile_worker": ("launch.tools.compile_tpu", "ANSWER"),
     "tools.evaluate.export": ("launch.tools.evaluate", "RUN_DIR STEP TARGET"),
-    "tools.smollm2": ("launch.tools.get_model", "FILE FOLDER"),
     "tools.profile_machine.profile_worker": (
         "launch.tools.profile_machine",
         "learner|engine RUN_FOLDER TENSOR_PARALLEL_SIZE",
@@ -213,7 +217,7 @@ WORKERS = {
 @pytest.mark.parametrize("arguments", [["--no_such_flag=1"], [], ["learner", "folder"], ["a", "b", "c"], ["one"]])
 def test_process_that_a_command_starts_refuses_in_one_line_to_be_started_by_hand(name, arguments):
     command, wanted = WORKERS[name]
-    if len(arguments) == len(wanted.split()) and name in ("supervision.snapshot_cleanup", "tools.smollm2"):
+    if len(arguments) == len(wanted.split()) and name.endswith(("tiny_model", "snapshot_cleanup", "smollm2")):
         pytest.skip("these could be its arguments")
     environment = os.environ | {"PYTHONPATH": str(REPO), "JAX_PLATFORMS": "cpu"}
     call = [sys.executable, "-P", "-m", f"launch.{name}", *arguments]

@@ -35,7 +35,6 @@ def test_every_command_has_a_name_but_what_processes_start():
         "launch.gradient_helper",
         "launch.services.snapshot_server",
         "launch.services.track",
-        "launch.startup.tiny_model",
         "launch.supervision.kubernetes_probe",
     }
 
