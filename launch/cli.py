@@ -109,7 +109,7 @@ def parse(
     arguments. Exits with 0 after printing the help if `module` is set and the help was requested.
     """
     global _overrides, _arguments
-    asked = _HELP & set(_before_the_end(argv[1:]))
+    asked = _HELP & set(argv[1 : argv.index("--")] if "--" in argv else argv[1:])
     if asked and module:
         print(cli_help.render(module, shared, is_full="--helpfull" in asked), end="")
         sys.exit(0)
@@ -148,10 +148,6 @@ def _with_home(argument: str) -> str:
     """Expands `~` in `--flag=~/path`, which shells leave unexpanded."""
     flag, is_flag, value = argument.partition("=~")
     return f"{flag}={os.path.expanduser('~' + value)}" if is_flag and flag.startswith("-") else argument
-
-
-def _before_the_end(argv: Sequence[str]) -> Sequence[str]:
-    return argv[: argv.index("--")] if "--" in argv else argv
 
 
 def given_arguments() -> list[str]:

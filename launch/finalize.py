@@ -154,9 +154,9 @@ def _print(prepared: PreparedRun, summary: dict[str, Any]) -> None:
     table.add_column(no_wrap=True)
     table.add_column(justify="right", no_wrap=True)
 
-    def row(title: str, value: float | None, form: str = ".3f", unit: str = "") -> None:
+    def row(title: str, value: float | None, form: str = ".3f", unit: str = "", factor: float = 1) -> None:
         if value is not None:
-            table.add_row(title, f"{value:{form}}{unit}")
+            table.add_row(title, f"{factor * value:{form}}{unit}")
 
     row("optimizer steps", summary["steps"], "d")
     if prepared.config.run.num_updates > summary["steps"]:
@@ -183,7 +183,7 @@ def _print(prepared: PreparedRun, summary: dict[str, Any]) -> None:
     row("lag, mean", summary["lag_mean"], ".2f", " steps")
     row("lag, max", summary["lag_max"], ".0f", " steps")
     row("effective sample size", summary["ess"])
-    row("generation pause per update", _scale(summary["pause_s"], 1e3), ".0f", " ms")
+    row("generation pause per update", summary["pause_s"], ".0f", " ms", factor=1e3)
     row("trainer waiting ratio (eq. 4)", summary["waiting_ratio_eq4"])
     row("trainer waiting ratio (5.1)", summary["waiting_ratio"])
     if len(made := summary["engines"]) > 1:
@@ -210,10 +210,6 @@ def _print(prepared: PreparedRun, summary: dict[str, Any]) -> None:
     model = run.model(summary["steps"])
     if model.is_dir():
         console.print(f"model        {model}   (Hugging Face format)", soft_wrap=True)
-
-
-def _scale(value: float | None, factor: float) -> float | None:
-    return None if value is None else value * factor
 
 
 NUM_SAMPLES = 3

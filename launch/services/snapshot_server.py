@@ -52,7 +52,12 @@ def main() -> int:
                 "expected --folder=FOLDER of the snapshots, --reader_grace_s > 0 and --slow_reader_grace_s >= 0"
             )
         token = read_token()
-        _check_open_files(MAX_CONNECTIONS)
+        limit, wanted = resource.getrlimit(resource.RLIMIT_NOFILE)[0], MAX_CONNECTIONS + _OTHER_FILES
+        if limit != resource.RLIM_INFINITY and wanted > limit:
+            raise ValueError(
+                f"{MAX_CONNECTIONS} connections need {wanted} open files, the limit (ulimit -n) is {limit}; raise the "
+                "limit"
+            )
         listener, tls = listen(_LISTEN.value, scheme=_SCHEME.value, token=token, tls=read_tls())
     server = SnapshotServer(
         _FOLDER.value,
@@ -74,16 +79,6 @@ def main() -> int:
 
     asyncio.run(serve())
     return 0
-
-
-def _check_open_files(num_connections: int) -> None:
-    """Raises ValueError if the limit on open files, which `cli.run` raises, does not fit `num_connections`."""
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    wanted = num_connections + _OTHER_FILES
-    if limit != resource.RLIM_INFINITY and wanted > limit:
-        raise ValueError(
-            f"{num_connections} connections need {wanted} open files, the limit (ulimit -n) is {limit}; raise the limit"
-        )
 
 
 class ServerProcess:

@@ -79,8 +79,6 @@ class JoinedRun:
     config: Config
     run: str
     """Run id."""
-    name: str
-    """Actor name."""
     model: ModelFolder
     store: ActorStore
     work: RunFolder
@@ -98,12 +96,8 @@ class JoinedRun:
             self.own.is_done = True
 
 
-def _nothing() -> None:
-    """Ignores the wait."""
-
-
 def join_folder(
-    run_dir: str, name: str, *, wait_s: float, wait_forever: bool = False, on_wait: Callable[[], None] = _nothing
+    run_dir: str, name: str, *, wait_s: float, wait_forever: bool = False, on_wait: Callable[[], None]
 ) -> JoinedRun:
     """Joins a run of this machine by its folder, once the run is set up, in its store, and not finished.
 
@@ -141,7 +135,6 @@ def join_folder(
         return JoinedRun(
             config=config,
             run=id_,
-            name=name,
             model=model,
             store=store,
             work=RunFolder(folder),
@@ -161,7 +154,7 @@ def join_store(
     memory: str,
     wait_s: float,
     wait_forever: bool = False,
-    on_wait: Callable[[], None] = _nothing,
+    on_wait: Callable[[], None],
 ) -> JoinedRun:
     """Joins a run by its store, whose run descriptor contains everything but the weights.
 
@@ -207,7 +200,6 @@ def join_store(
         return JoinedRun(
             config=config,
             run=card.run,
-            name=name,
             model=model,
             store=store,
             work=work,
@@ -312,9 +304,7 @@ def register_actor(store: ActorStore, name: str, *, location: str) -> None:
         time.sleep(_CARD_POLL_S)
 
 
-def _wait_for_run(
-    url: str, run: str, deadline_s: float, *, retry_s: float, on_wait: Callable[[], None] = _nothing
-) -> str:
+def _wait_for_run(url: str, run: str, deadline_s: float, *, retry_s: float, on_wait: Callable[[], None]) -> str:
     """Waits until a learner has created or resumed the run; returns the run's id."""
     has_said = is_waiting = False
     while True:
@@ -335,9 +325,7 @@ def _wait_for_run(
         time.sleep(_CARD_POLL_S)
 
 
-def _wait_for_card(
-    store: ActorStore, run: str, deadline_s: float, *, on_wait: Callable[[], None] = _nothing
-) -> RunCard:
+def _wait_for_card(store: ActorStore, run: str, deadline_s: float, *, on_wait: Callable[[], None]) -> RunCard:
     is_waiting = False
     while (card := store.run_card()) is None:
         if not is_waiting:

@@ -58,12 +58,6 @@ class PhaseLog:
 END_S = 30.0
 """Timeout for a killed process to disappear, in seconds."""
 _LOOK_S = 0.05
-_ENDLESS = HangTimeouts(
-    first_heartbeat_timeout_s=float("inf"),
-    heartbeat_timeout_s=float("inf"),
-    start_timeout_s=float("inf"),
-    progress_timeout_s=float("inf"),
-)
 SAID = {Activity.STARTING: "starting", Activity.WAITING: "waiting", Activity.NO_ACTORS: "waiting, no live actor"}
 
 
@@ -82,7 +76,7 @@ class Child:
         devices: str,
         environment: Mapping[str, str] = {},
         mark: str = "",
-        bounds: HangTimeouts = _ENDLESS,
+        bounds: HangTimeouts,
     ) -> None:
         """Prepares the role without starting a process.
 

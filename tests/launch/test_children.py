@@ -14,6 +14,7 @@ from configs import overrides
 from configs.schema import Config
 from configs.sections import LossConfig
 from launch.startup import preflight, tiny_model
+from launch.supervision.backend import hang_timeouts
 from launch.supervision.child import Child
 from launch.tools.profile_machine.profile_worker import RpcProcess
 from tests.integration.support.processes import REPO
@@ -49,7 +50,8 @@ def test_objective_check_is_ours_and_finds_the_users_own():
 
 @pytest.mark.heavy
 def test_role_of_a_run_is_ours(tmp_path):
-    child = Child("learner", ["--helpshort"], tmp_path / "log", devices="")
+    bounds = hang_timeouts(Config(preset="t"), of_actor=False)
+    child = Child("learner", ["--helpshort"], tmp_path / "log", devices="", bounds=bounds)
     child.start()
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     child.kill_after(lambda: False)

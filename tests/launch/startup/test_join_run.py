@@ -92,6 +92,7 @@ class Place:
             "work_dir": str(self.root / "work" / name),
             "memory": str(self.root / "shm"),
             "wait_s": 0.0,
+            "on_wait": lambda: None,
         }
         joined = join_run.join_store(self.url, "trial", name, **(given | arguments))
         with joined.parts:
@@ -114,7 +115,7 @@ def test_all_that_an_actor_needs_comes_from_the_store(place):
     place.put_run_card()
     place.announce()
     with place.join(given={"actor.max_num_seqs": "3"}) as joined:
-        assert joined.run == "abc123" and joined.name == "far-1"
+        assert joined.run == "abc123"
         assert joined.config.actor.max_num_seqs == 3
         assert joined.config.rounds == place.config.rounds
         assert joined.config.publish.snapshot_dir == ""  # a folder of the learner's machine
@@ -141,6 +142,7 @@ def test_store_that_is_not_there_is_not_made(place, tmp_path):
             work_dir=None,
             memory=str(tmp_path),
             wait_s=0.0,
+            on_wait=lambda: None,
         )
     assert not (tmp_path / "none").exists()
 
@@ -321,7 +323,7 @@ def test_actor_beside_its_learner_waits_until_the_learner_has_made_the_run_in_th
 
     monkeypatch.setattr(join_run, "find_run", find_run)
     monkeypatch.setattr(join_run, "open_store", open_store)
-    with join_run.join_folder(str(folder), "actor-0", wait_s=30.0).parts:
+    with join_run.join_folder(str(folder), "actor-0", wait_s=30.0, on_wait=lambda: None).parts:
         assert asked == [run_id(folder)] * 3
 
 

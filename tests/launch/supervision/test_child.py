@@ -1,6 +1,10 @@
 import pytest
 
+from configs.schema import Config
+from launch.supervision.backend import hang_timeouts
 from launch.supervision.child import Child, alike, telling_line
+
+BOUNDS = hang_timeouts(Config(preset="test"), of_actor=False)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +61,7 @@ def test_causes_are_alike_but_for_numbers_and_addresses():
 
 
 def test_actor_that_is_started_again_has_another_name_and_is_told_in_whose_place_it_is(tmp_path):
-    child = Child("actor-1", ["--run_dir=x"], tmp_path / "log", devices="")
+    child = Child("actor-1", ["--run_dir=x"], tmp_path / "log", devices="", bounds=BOUNDS)
     commands = []
     for child.num_restarts in range(3):
         commands.append(child.command()[4:])
@@ -66,6 +70,6 @@ def test_actor_that_is_started_again_has_another_name_and_is_told_in_whose_place
         ["--run_dir=x", "--name=actor-1-r1", "--instead_of=actor-1"],
         ["--run_dir=x", "--name=actor-1-r2", "--instead_of=actor-1-r1"],
     ]
-    learner = Child("learner", ["--run_dir=x"], tmp_path / "log", devices="")
+    learner = Child("learner", ["--run_dir=x"], tmp_path / "log", devices="", bounds=BOUNDS)
     learner.num_restarts = 2
     assert learner.command()[4:] == ["--run_dir=x"]
