@@ -213,8 +213,5 @@ class TinyModelRecipe:
     """Initial learning rate of the typo steps, with linear decay to 0."""
     typo_rate: float = 0.3
     """Probability that a character of an answer, or its end, is replaced."""
-    thinks: bool = False
-    """True if the chat template opens `<think>`, and sum examples show partial sums before `</think>`. False: no chat
-    template."""
     program_typo_rate: float = 0.04
     """Typo probability per character of a program. Lower, because about thirty characters must all be right."""

@@ -8,7 +8,6 @@ import itertools
 import json
 import pathlib
 import random
-import re
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 
@@ -21,7 +20,6 @@ from jaxtyping import Array, Int32
 
 from bridge import code_tests
 from bridge.param_names import flatten, unflatten
-from bridge.text.chat_template import ChatTemplate, Message, read_chat_template
 from configs.model_sizes import TinyModelRecipe
 from configs.sections import PromptsConfig
 from configs.sections.prompts import PromptSource
@@ -48,28 +46,20 @@ class Corpus:
     """Endless right-padded batches of examples: freshly generated ones, or a file's rows in shuffled order."""
 
     def __init__(
-        self,
-        recipe: TinyModelRecipe,
-        prompts: PromptsConfig,
-        tokenizer: tokenizers.Tokenizer,
-        *,
-        eos: int,
-        chat: ChatTemplate | None = None,
+        self, recipe: TinyModelRecipe, prompts: PromptsConfig, tokenizer: tokenizers.Tokenizer, *, eos: int
     ) -> None:
         """Samples many examples to find their maximum length and their characters.
 
-        Questions are rendered by `chat` if it has a template. Raises ValueError if there are no examples, or the task's
-        answers are not whole numbers.
+        Raises ValueError if there are no examples, or the task's answers are not whole numbers.
         """
         self._recipe = recipe
         self._one_in = prompts.held_out_one_in
-        self._tokenizer, self._chat = tokenizer, chat
-        self.eos = eos
-        self._examples = _examples(prompts, _SEED + recipe.seed, thinks=recipe.thinks)
+        self._tokenizer, self.eos = tokenizer, eos
+        self._examples = _examples(prompts, _SEED + recipe.seed)
         drawn = [self._draw() for _ in range(_NUM_LOOKED_AT)]
         written = ["".join(s.text for s in said if s.by_policy) for _, said in drawn]
-        of_sums = "-0123456789" + "</think>" * recipe.thinks
-        letters = of_sums if _is_of_sums(prompts) else "".join(sorted(set("".join(written))))
+        is_of_sums = not (prompts.path or prompts.environment)
+        letters = "-0123456789" if is_of_sums else "".join(sorted(set("".join(written))))
         self.answer_ids = np.array([*self._encode(letters), eos], np.int32)
         """Token ids of the characters in answers, and the end token."""
         is_long = statistics.fmean(map(len, written)) > _LONG
@@ -95,8 +85,7 @@ class Corpus:
 
     def _tokens(self, example: Example) -> tuple[list[int], list[int]]:
         question, pieces = example
-        asked: list[Message] = [{"role": "user", "content": question}]
-        tokens = self._encode(self._chat.render(asked) if self._chat is not None and self._chat.source else question)
+        tokens = self._encode(question)
         mask = [0] * len(tokens)
         for said in pieces:
             added = [*self._encode(said.text), *([self.eos] if said.by_policy else [])]
@@ -108,41 +97,27 @@ class Corpus:
         return self._tokenizer.encode(text, add_special_tokens=False).ids
 
 
-def _examples(prompts: PromptsConfig, seed: int, *, thinks: bool) -> Iterator[Example]:
-    if thinks and not _is_of_sums(prompts):
-        raise ValueError("model.path: the tiny thinking model supports only prompts.task; set model.path")
+def _examples(prompts: PromptsConfig, seed: int) -> Iterator[Example]:
     if prompts.mixture:
         raise ValueError(
             "model.path: the tiny model supports one prompt source, but prompts.mixture has several; set model.path"
         )
     if prompts.path:
         return _of_rows(prompts, seed)
-    return _of_episodes(prompts, seed) if prompts.environment else _of_sums(prompts, seed, thinks=thinks)
-
-
-def _is_of_sums(prompts: PromptsConfig) -> bool:
-    return not (prompts.path or prompts.environment)
+    return _of_episodes(prompts, seed) if prompts.environment else _of_sums(prompts, seed)
 
 
 def _answered(question: str, answer: str) -> Example:
     return question, [Turn(answer, by_policy=True)]
 
 
-def _partial_sums(question: str) -> str:
-    """Returns the partial sums of a question's terms, without the first term and the total."""
-    terms = [int(term.replace(" ", "")) for term in re.findall(r"[+-]?\s*\d+", question)]
-    return " ".join(str(total) for total in list(itertools.accumulate(terms))[1:-1])
-
-
-def _of_sums(prompts: PromptsConfig, seed: int, *, thinks: bool = False) -> Iterator[Example]:
-    """Yields examples of a task with whole-number answers; with `thinks`, partial sums and `</think>` come first."""
+def _of_sums(prompts: PromptsConfig, seed: int) -> Iterator[Example]:
     source = PromptSource(task=prompts.task, task_args=prompts.task_args, pattern=prompts.pattern, verifier="exact")
     problems = ReasoningGymSource(source, seed=seed)
     for index in itertools.count():
         raw = problems[index]
         try:
-            thought = _partial_sums(raw.question) + "</think>" if thinks else ""
-            yield _answered(raw.question, thought + str(int(raw.task.answer)))
+            yield _answered(raw.question, str(int(raw.task.answer)))
         except ValueError as e:
             raise ValueError(
                 f"the tiny model requires a task with whole-number answers, got {raw.task.answer!r}"
@@ -180,11 +155,6 @@ def _of_episodes(prompts: PromptsConfig, seed: int) -> Iterator[Example]:
 
 _CHARACTERS = [chr(i) for i in range(32, 127)] + ["\n"]
 _PAD, _EOS = "<pad>", "<eos>"
-_THINK_TEMPLATE = (
-    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n<think>\\n' }}{% endif %}"
-)
-"""Chat template that opens the assistant's thinking, like the templates of reasoning models."""
 
 
 def make_tiny_model(
@@ -200,10 +170,10 @@ def make_tiny_model(
     no examples of answers, and FileExistsError if `folder` is not empty.
     """
     parts = folder.with_name(f".{folder.name}.tokenizer")
-    write_character_tokenizer(parts, thinks=recipe.thinks)
+    write_character_tokenizer(parts)
     tokenizer = tokenizers.Tokenizer.from_file(str(parts / "tokenizer.json"))
     config = Architecture.from_hf(_hf_config(recipe, tokenizer))
-    corpus = Corpus(recipe, prompts, tokenizer, eos=_id(tokenizer, _EOS), chat=read_chat_template(parts))
+    corpus = Corpus(recipe, prompts, tokenizer, eos=_id(tokenizer, _EOS))
     params = _train(config, recipe, corpus, on_progress)
     hf_save.save(folder, config, params, tokenizer_from=parts)
     for file in parts.iterdir():
@@ -211,24 +181,16 @@ def make_tiny_model(
     parts.rmdir()
 
 
-def write_character_tokenizer(folder: pathlib.Path, *, thinks: bool = False) -> None:
-    """Writes a tokenizer of printable ASCII, one token per character, with padding and end-of-sequence tokens.
-
-    With `thinks` it adds marks of thinking and turns, and a chat template that opens the thinking.
-    """
+def write_character_tokenizer(folder: pathlib.Path) -> None:
+    """Writes a tokenizer of printable ASCII, one token per character, with padding and end-of-sequence tokens."""
     folder.mkdir(parents=True, exist_ok=True)
     vocab = {token: i for i, token in enumerate([*_CHARACTERS, _PAD, _EOS])}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocab, unk_token=_PAD))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Split("", "isolated")
     tokenizer.decoder = tokenizers.decoders.Fuse()
     tokenizer.add_special_tokens([_PAD, _EOS])
-    if thinks:
-        tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>"])
-        tokenizer.add_tokens(["<think>", "</think>"])
     tokenizer.save(str(folder / "tokenizer.json"))
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": _PAD, "eos_token": _EOS}
-    if thinks:
-        settings["chat_template"] = _THINK_TEMPLATE
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2))
 
 

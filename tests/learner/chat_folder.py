@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import tokenizers
+
 from configs import schema, sections
 from launch.startup.warmup import write_character_tokenizer
 from tests.learner.model.tiny import SHAPE, reference_of
@@ -19,8 +21,12 @@ CHAT = (
 
 
 def write_chat_tokenizer(folder: Path, template: str = CHAT) -> None:
-    """A character tokenizer that knows the marks of turns, with a template."""
-    write_character_tokenizer(folder, thinks=True)
+    """A character tokenizer that knows the marks of turns and thinking, with a template."""
+    write_character_tokenizer(folder)
+    tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>"])
+    tokenizer.add_tokens(["<think>", "</think>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
     file = folder / "tokenizer_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"chat_template": template}))
 

@@ -1,24 +1,50 @@
 """The main job on a model whose chat template opens `<think>`: answers are read behind the thinking, with real vLLM."""
 
+import itertools
 import json
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from configs.model_sizes import TinyModelRecipe
 from configs.presets import tiny
+from configs.sections import PromptsConfig
+from configs.tasks.rows import Turn
+from launch.startup import warmup
 from launch.startup.preflight import check_model
-from launch.startup.warmup import make_tiny_model
+from learner.data.problem import is_held_out
 from tests.integration.support import jobs
+from tests.learner.chat_folder import write_chat_tokenizer
 
 pytestmark = [pytest.mark.integration, pytest.mark.engine]
+
+TEMPLATE = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n<think>\\n' }}{% endif %}"
+)
+"""Opens the assistant's thinking, like the templates of reasoning models."""
+
+
+def thinking_sums(prompts: PromptsConfig, seed: int, of_sums=warmup._of_sums) -> Iterator[warmup.Example]:
+    """Sums as the template asks for them; their partial sums, but for the first term and the total, come first."""
+    for question, (answer,) in of_sums(prompts, seed):
+        terms = [int(term.replace(" ", "")) for term in re.findall(r"[+-]?\s*\d+", question)]
+        thought = " ".join(str(total) for total in list(itertools.accumulate(terms))[1:-1])
+        if not is_held_out(question, prompts.held_out_one_in):
+            asked = f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n<think>\n"
+            yield asked, [Turn(f"{thought}</think>{answer.text}", by_policy=True)]
 
 
 @pytest.fixture(scope="module")
 def thinker(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model that has seen sums worked out in its thinking."""
     folder = tmp_path_factory.mktemp("thinking") / "model"
-    make_tiny_model(folder, TinyModelRecipe(thinks=True), tiny.tiny().prompts)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(warmup, "_of_sums", thinking_sums)
+        patched.setattr(warmup, "write_character_tokenizer", lambda parts: write_chat_tokenizer(parts, TEMPLATE))
+        warmup.make_tiny_model(folder, TinyModelRecipe(), tiny.tiny().prompts)
     check_model(tiny.tiny(), folder)
     return folder
 
