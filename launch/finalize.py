@@ -63,11 +63,12 @@ def summarize(prepared: PreparedRun, ending: RunOutcome) -> dict[str, Any]:
         values = known(rows, name)
         return statistics.fmean(values) if values else None
 
+    saved = [int(f.name) for f in RunFolder(prepared.folder).checkpoints.glob("*") if f.name.isdigit()]
     return {
         "preset": prepared.config.preset,
         "outcome": ending.value,
         "steps": steps[-1]["step"] if steps else 0,
-        "checkpoint": last_checkpoint(RunFolder(prepared.folder)),
+        "checkpoint": max(saved, default=None),
         "held_out_reward_start": evals[0]["eval/reward"] if evals else None,
         "held_out_reward_end": evals[-1]["eval/reward"] if evals else None,
         "held_out_loss_start": losses[0]["eval/loss"] if losses else None,
@@ -125,11 +126,6 @@ def _estimates(row: dict[str, Any]) -> dict[str, Any]:
     prefix = f"eval/{row['set']}/"
     shown = {k: v for k, v in row.items() if "@" in k or k == f"{prefix}loss"}
     return {"step": row["step"]} | {k.removeprefix(prefix): v for k, v in shown.items()}
-
-
-def last_checkpoint(run: RunFolder) -> int | None:
-    """Returns the step of the newest checkpoint, from which the next start continues; None without one."""
-    return max((int(f.name) for f in run.checkpoints.glob("*") if f.name.isdigit()), default=None)
 
 
 def engines(events: pathlib.Path) -> dict[str, dict[str, int]]:
