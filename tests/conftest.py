@@ -1,6 +1,8 @@
 """Test tiers: which tests are unit tests, and which are skipped here."""
 
+import asyncio
 import glob
+import inspect
 import os
 from collections.abc import Iterator
 
@@ -75,6 +77,16 @@ def by_length(item: pytest.Item) -> int:
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByEngine | None:
     return ByEngine(config, log) if config.getoption("--engines-apart") else None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Runs a coroutine test in an event loop of its own; one that takes five minutes hangs."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    given = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+    asyncio.run(asyncio.wait_for(pyfuncitem.obj(**given), 300))
+    return True
 
 
 @pytest.fixture

@@ -152,10 +152,6 @@ def read_bytes(ticket: Ticket, sample: Sample) -> Response:
     return Response(text=text, finish=sample.finish, num_tokens=sample.num_sampled)
 
 
-def run(coroutine):
-    return asyncio.run(asyncio.wait_for(coroutine, 120))
-
-
 def failure(group: BaseException | None) -> BaseException | None:
     while isinstance(group, BaseExceptionGroup):
         group = group.exceptions[0]

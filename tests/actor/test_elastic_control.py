@@ -18,7 +18,7 @@ from actor.elastic_control import (
 from actor.engine_protocol import EngineSize, EngineStats
 from bridge.rollout_types import Version
 from tests.actor.fakes import until
-from tests.actor.loop_setup import ended, make_setup, run
+from tests.actor.loop_setup import ended, make_setup
 
 DEFAULT = EngineSizeOverride(max_num_seqs=8, tensor_parallel_size=1)
 OTHER = EngineSizeOverride(max_num_seqs=4, tensor_parallel_size=1)
@@ -38,92 +38,80 @@ def resizing(file, policy=None):
     return functools.partial(elastic_control_loop, file=file, policy=policy)
 
 
-def test_limits_written_meanwhile_end_the_actor_which_hands_its_groups_over(tmp_path, monkeypatch):
-    async def body():
-        s, file = make_setup(tmp_path, width=2), limits_file(tmp_path)
-        begun, sample = [], s.engine.sample
+async def test_limits_written_meanwhile_end_the_actor_which_hands_its_groups_over(tmp_path, monkeypatch):
+    s, file = make_setup(tmp_path, width=2), limits_file(tmp_path)
+    begun, sample = [], s.engine.sample
 
-        async def recorded(*arguments, request_id, **fields):
-            begun.append(request_id)
-            return await sample(*arguments, request_id=request_id, **fields)
+    async def recorded(*arguments, request_id, **fields):
+        begun.append(request_id)
+        return await sample(*arguments, request_id=request_id, **fields)
 
-        with monkeypatch.context() as patch:
-            patch.setattr(s.engine, "sample", recorded)
-            s.publish(0)
-            s.put(0, 1, 2, 3)
-            async with s.serving(resizing(file)) as serving:
-                await s.runs("t0.0", "t0.1", "t1.0", "t1.1")
-                s.engine.step("t0.0", 4)
-                s.engine.finish("t0.1")
-                file.write(OTHER)
-                request = await ended(serving)
-                assert isinstance(request, ResizeRequest) and "max_num_seqs=4" in str(request)
-                assert not s.running()
-        assert s.groups() == [] and sorted(begun) == ["t0.0", "t0.1", "t1.0", "t1.1"]  # and nothing new meanwhile
-        counts = s.store.counts()
-        assert (counts["open"], counts["claimed"], counts["reissued"]) == (4, 0, 0)
-        first, *_ = s.store.claim("next", limit=1, lease_s=60)
-        assert first.progress is not None
-        assert {r.index: r.finish for r in first.progress.requests} == {0: None, 1: "stop"}
-
-    run(body())
-
-
-def test_waiting_tickets_are_given_back_at_once(tmp_path):
-    async def body():
-        s, file = make_setup(tmp_path, width=1), limits_file(tmp_path)
-        v0 = s.publish(0)
-        s.put(0)
-        s.put(1, min_version=type(v0)(incarnation=0, step=9))
+    with monkeypatch.context() as patch:
+        patch.setattr(s.engine, "sample", recorded)
+        s.publish(0)
+        s.put(0, 1, 2, 3)
         async with s.serving(resizing(file)) as serving:
-            await s.runs("t0.0", "t0.1")
-            s.engine.finish("t0.0")
+            await s.runs("t0.0", "t0.1", "t1.0", "t1.1")
+            s.engine.step("t0.0", 4)
             s.engine.finish("t0.1")
-            await until(lambda: "t1" in s.actor.held, "it waits in hand")
             file.write(OTHER)
-            assert isinstance(await ended(serving), ResizeRequest)
-            assert s.store.counts()["open"] == 1 and not s.actor.held
+            request = await ended(serving)
+            assert isinstance(request, ResizeRequest) and "max_num_seqs=4" in str(request)
+            assert not s.running()
+    assert s.groups() == [] and sorted(begun) == ["t0.0", "t0.1", "t1.0", "t1.1"]  # and nothing new meanwhile
+    counts = s.store.counts()
+    assert (counts["open"], counts["claimed"], counts["reissued"]) == (4, 0, 0)
+    first, *_ = s.store.claim("next", limit=1, lease_s=60)
+    assert first.progress is not None
+    assert {r.index: r.finish for r in first.progress.requests} == {0: None, 1: "stop"}
 
-    run(body())
+
+async def test_waiting_tickets_are_given_back_at_once(tmp_path):
+    s, file = make_setup(tmp_path, width=1), limits_file(tmp_path)
+    v0 = s.publish(0)
+    s.put(0)
+    s.put(1, min_version=type(v0)(incarnation=0, step=9))
+    async with s.serving(resizing(file)) as serving:
+        await s.runs("t0.0", "t0.1")
+        s.engine.finish("t0.0")
+        s.engine.finish("t0.1")
+        await until(lambda: "t1" in s.actor.held, "it waits in hand")
+        file.write(OTHER)
+        assert isinstance(await ended(serving), ResizeRequest)
+        assert s.store.counts()["open"] == 1 and not s.actor.held
 
 
 @pytest.mark.parametrize("text", ['{"max_num_seqs": 8}', '{"max_num_seqs": -1}', "what"])
-def test_same_or_bad_limits_change_nothing(tmp_path, text):
-    async def body():
-        s, file = make_setup(tmp_path, auto=True), limits_file(tmp_path)
-        file.path.parent.mkdir()
-        file.path.write_text(text)
-        s.publish(0)
-        async with s.serving(resizing(file)) as serving:
-            s.put(0, 1)
-            await until(lambda: len(s.groups()) == 2, "both groups")
-            assert not serving.done() and not s.actor.is_shutting_down
-
-    run(body())
+async def test_same_or_bad_limits_change_nothing(tmp_path, text):
+    s, file = make_setup(tmp_path, auto=True), limits_file(tmp_path)
+    file.path.parent.mkdir()
+    file.path.write_text(text)
+    s.publish(0)
+    async with s.serving(resizing(file)) as serving:
+        s.put(0, 1)
+        await until(lambda: len(s.groups()) == 2, "both groups")
+        assert not serving.done() and not s.actor.is_shutting_down
 
 
 @pytest.mark.heavy
-def test_full_cache_asks_for_twice_the_devices(tmp_path):
-    async def body():
-        s, file = make_setup(tmp_path, policy="window", width=8), limits_file(tmp_path)
-        s.publish(0)
-        s.put(*range(20))
-        policy = policy_of(s.engine, max_tensor_parallel_size=2)
-        async with s.serving(resizing(file, policy)) as serving:
-            await until(lambda: len(s.running()) == 8, "the engine is full")
-            s.engine.num_preempted = 24
-            for id_ in s.running():
-                s.engine.finish(id_)
-            await until(lambda: s.engine.num_finished == 8, "they ended")
-            s.publish(1)
-            await until(lambda: s.actor.is_shutting_down, "it leaves for the other size")
-            assert file.read() == EngineSizeOverride(max_num_seqs=8, tensor_parallel_size=2)
-            request = await ended(serving)
-            assert isinstance(request, ResizeRequest) and "tensor_parallel_size=2" in str(request)
-        assert s.store.counts()["claimed"] == 0
-        assert len(s.groups()) + s.store.counts()["open"] == 20
-
-    run(body())
+async def test_full_cache_asks_for_twice_the_devices(tmp_path):
+    s, file = make_setup(tmp_path, policy="window", width=8), limits_file(tmp_path)
+    s.publish(0)
+    s.put(*range(20))
+    policy = policy_of(s.engine, max_tensor_parallel_size=2)
+    async with s.serving(resizing(file, policy)) as serving:
+        await until(lambda: len(s.running()) == 8, "the engine is full")
+        s.engine.num_preempted = 24
+        for id_ in s.running():
+            s.engine.finish(id_)
+        await until(lambda: s.engine.num_finished == 8, "they ended")
+        s.publish(1)
+        await until(lambda: s.actor.is_shutting_down, "it leaves for the other size")
+        assert file.read() == EngineSizeOverride(max_num_seqs=8, tensor_parallel_size=2)
+        request = await ended(serving)
+        assert isinstance(request, ResizeRequest) and "tensor_parallel_size=2" in str(request)
+    assert s.store.counts()["claimed"] == 0
+    assert len(s.groups()) + s.store.counts()["open"] == 20
 
 
 class WatchedEngine:

@@ -13,7 +13,7 @@ from actor.environments.protocol import EpisodeError
 from actor.environments.transcript import EpisodeRequest
 from bridge.rollout_types import Task, Version
 from tests.actor.fakes import until
-from tests.actor.loop_setup import make_setup, run
+from tests.actor.loop_setup import make_setup
 
 GUESS = Task(rewards=(), answer="7", metadata='{"seed": 3}', environment="guess")
 
@@ -50,79 +50,64 @@ def setup_of(tmp_path, episodes: TwoTurns | None):
     return make_setup(tmp_path, auto=True, episodes=cast(Episodes, episodes))
 
 
-def test_ticket_of_an_environment_is_played_and_its_rewards_are_its_turns(tmp_path):
-    async def body():
-        episodes = TwoTurns()
-        s = setup_of(tmp_path, episodes)
-        s.publish(0)
-        s.put(0, task=GUESS)
-        async with s.serving():
-            await until(lambda: bool(s.groups()), "the group")
-        (group,) = s.groups()
-        assert [r.reward for r in group.rollouts] == [1.25, 1.25] and group.rollouts[0].scores == ()
-        assert group.rollouts[0].loss_mask.tolist() == [False, False, True, False, False, True]
-        assert group.rollouts[0].turn_rewards.tolist() == [0.25, 1.0]
-        assert {(e.environment, e.row["seed"], e.row["answer"]) for e in episodes.asked} == {("guess", 3, "7")}
-        assert len({e.request_id for e in episodes.asked}) == 2
-
-    run(body())
+async def test_ticket_of_an_environment_is_played_and_its_rewards_are_its_turns(tmp_path):
+    episodes = TwoTurns()
+    s = setup_of(tmp_path, episodes)
+    s.publish(0)
+    s.put(0, task=GUESS)
+    async with s.serving():
+        await until(lambda: bool(s.groups()), "the group")
+    (group,) = s.groups()
+    assert [r.reward for r in group.rollouts] == [1.25, 1.25] and group.rollouts[0].scores == ()
+    assert group.rollouts[0].loss_mask.tolist() == [False, False, True, False, False, True]
+    assert group.rollouts[0].turn_rewards.tolist() == [0.25, 1.0]
+    assert {(e.environment, e.row["seed"], e.row["answer"]) for e in episodes.asked} == {("guess", 3, "7")}
+    assert len({e.request_id for e in episodes.asked}) == 2
 
 
-def test_episode_that_can_not_be_played_drops_its_group_and_its_ticket_is_offered_again(tmp_path):
-    async def body():
-        episodes = TwoTurns(num_failing=1)
-        s = setup_of(tmp_path, episodes)
-        s.publish(0)
-        s.put(0, task=GUESS)
-        async with s.serving():
-            await until(lambda: bool(s.groups()), "the second attempt's group")
-        assert s.store.counts()["reissued"] == s.actor.serving.tally.num_dropped == episodes.num_failures == 1
-
-    run(body())
+async def test_episode_that_can_not_be_played_drops_its_group_and_its_ticket_is_offered_again(tmp_path):
+    episodes = TwoTurns(num_failing=1)
+    s = setup_of(tmp_path, episodes)
+    s.publish(0)
+    s.put(0, task=GUESS)
+    async with s.serving():
+        await until(lambda: bool(s.groups()), "the second attempt's group")
+    assert s.store.counts()["reissued"] == s.actor.serving.tally.num_dropped == episodes.num_failures == 1
 
 
-def test_failures_of_environments_are_reported_by_kind(tmp_path):
-    async def body():
-        episodes = TwoTurns()
-        episodes.failures.update(deadline=1, crash=2, exception=3, reply=4, start=5)
-        s = setup_of(tmp_path, episodes)
-        await background.send_heartbeat(s.actor)
-        report = s.report()
-        assert (report.num_episode_deadlines, report.num_episode_crashes, report.num_episode_exceptions) == (1, 2, 3)
-        assert (report.num_episode_bad_replies, report.num_episode_bad_starts) == (4, 5)
-        await s.rewards.close()
-
-    run(body())
+async def test_failures_of_environments_are_reported_by_kind(tmp_path):
+    episodes = TwoTurns()
+    episodes.failures.update(deadline=1, crash=2, exception=3, reply=4, start=5)
+    s = setup_of(tmp_path, episodes)
+    await background.send_heartbeat(s.actor)
+    report = s.report()
+    assert (report.num_episode_deadlines, report.num_episode_crashes, report.num_episode_exceptions) == (1, 2, 3)
+    assert (report.num_episode_bad_replies, report.num_episode_bad_starts) == (4, 5)
+    await s.rewards.close()
 
 
-def test_redundant_episode_that_fails_leaves_its_group_to_the_others(tmp_path):
-    async def body():
-        episodes = TwoTurns(num_failing=1)
-        s = setup_of(tmp_path, episodes)
-        s.publish(0)
-        s.put(0, task=GUESS, num_samples=2, num_requests=3)
-        async with s.serving():
-            await until(lambda: bool(s.groups()), "the group")
-            await until(lambda: s.actor.admission.in_service == [] and not s.actor.num_groups, "its place is free")
-        assert len(s.groups()[0].rollouts) == 2 and len(episodes.asked) == 3
-        assert s.actor.serving.tally.num_dropped == s.store.counts()["reissued"] == 0
-
-    run(body())
+async def test_redundant_episode_that_fails_leaves_its_group_to_the_others(tmp_path):
+    episodes = TwoTurns(num_failing=1)
+    s = setup_of(tmp_path, episodes)
+    s.publish(0)
+    s.put(0, task=GUESS, num_samples=2, num_requests=3)
+    async with s.serving():
+        await until(lambda: bool(s.groups()), "the group")
+        await until(lambda: s.actor.admission.in_service == [] and not s.actor.num_groups, "its place is free")
+    assert len(s.groups()[0].rollouts) == 2 and len(episodes.asked) == 3
+    assert s.actor.serving.tally.num_dropped == s.store.counts()["reissued"] == 0
 
 
-def test_group_of_which_too_few_redundant_episodes_are_left_is_dropped(tmp_path):
-    async def body():
-        s = setup_of(tmp_path, TwoTurns(num_failing=2))
-        s.publish(0)
-        s.put(0, task=GUESS, num_samples=2, num_requests=3)
-        async with s.serving():
-            await until(lambda: bool(s.groups()), "the second attempt's group")
-        assert s.actor.serving.tally.num_dropped == s.store.counts()["reissued"] == 1
-
-    run(body())
+async def test_group_of_which_too_few_redundant_episodes_are_left_is_dropped(tmp_path):
+    s = setup_of(tmp_path, TwoTurns(num_failing=2))
+    s.publish(0)
+    s.put(0, task=GUESS, num_samples=2, num_requests=3)
+    async with s.serving():
+        await until(lambda: bool(s.groups()), "the second attempt's group")
+    assert s.actor.serving.tally.num_dropped == s.store.counts()["reissued"] == 1
 
 
-def test_request_that_is_cancelled_though_nobody_asked_for_it_drops_its_group_and_not_the_actor(tmp_path):
+async def test_request_that_is_cancelled_though_nobody_asked_for_it_drops_its_group_and_not_the_actor(tmp_path):
     class Cancelled(TwoTurns):
         async def play(self, episode):
             try:
@@ -130,54 +115,41 @@ def test_request_that_is_cancelled_though_nobody_asked_for_it_drops_its_group_an
             except EpisodeError:
                 raise asyncio.CancelledError from None
 
-    async def body():
-        s = setup_of(tmp_path, Cancelled(num_failing=1))
-        s.publish(0)
-        s.put(0, task=GUESS)
-        async with s.serving() as task:
-            await until(lambda: bool(s.groups()) or task.done(), "the second attempt's group")
-            assert not task.done()
-        assert s.actor.serving.tally.num_dropped == 1
-
-    run(body())
+    s = setup_of(tmp_path, Cancelled(num_failing=1))
+    s.publish(0)
+    s.put(0, task=GUESS)
+    async with s.serving() as task:
+        await until(lambda: bool(s.groups()) or task.done(), "the second attempt's group")
+        assert not task.done()
+    assert s.actor.serving.tally.num_dropped == 1
 
 
-def test_episode_that_would_fail_alike_each_time_fails_its_ticket_at_once(tmp_path):
-    async def body():
-        s = setup_of(tmp_path, TwoTurns(num_failing=1, is_final=True))
-        s.publish(0)
-        s.put(0, task=GUESS)
-        async with s.serving():
-            await until(lambda: bool(s.store.failed()), "its ticket failed")
-        assert s.store.failed() == {"t0": "its environment is broken"} and s.groups() == []
-        assert s.store.counts()["reissued"] == 0 and s.actor.serving.tally.num_dropped == 1
-
-    run(body())
+async def test_episode_that_would_fail_alike_each_time_fails_its_ticket_at_once(tmp_path):
+    s = setup_of(tmp_path, TwoTurns(num_failing=1, is_final=True))
+    s.publish(0)
+    s.put(0, task=GUESS)
+    async with s.serving():
+        await until(lambda: bool(s.store.failed()), "its ticket failed")
+    assert s.store.failed() == {"t0": "its environment is broken"} and s.groups() == []
+    assert s.store.counts()["reissued"] == 0 and s.actor.serving.tally.num_dropped == 1
 
 
-def test_ticket_of_an_environment_is_no_single_turn_where_none_is_played(tmp_path, monkeypatch):
+async def test_ticket_of_an_environment_is_no_single_turn_where_none_is_played(tmp_path, monkeypatch):
     monkeypatch.setattr("actor.circuit_breaker.MIN_ROWS", 1)
     monkeypatch.setattr("actor.circuit_breaker.MIN_S", 0.0)
-
-    async def body():
-        s = setup_of(tmp_path, None)
-        s.publish(0)
-        s.put(0, task=GUESS)
-        async with s.serving() as task:
-            await until(task.done, "the actor ends")
-        assert s.groups() == []
-
-    run(body())
+    s = setup_of(tmp_path, None)
+    s.publish(0)
+    s.put(0, task=GUESS)
+    async with s.serving() as task:
+        await until(task.done, "the actor ends")
+    assert s.groups() == []
 
 
-def test_task_without_an_environment_goes_straight_to_the_engine(tmp_path):
-    async def body():
-        episodes = TwoTurns()
-        s = setup_of(tmp_path, episodes)
-        s.publish(0)
-        s.put(0)
-        async with s.serving():
-            await until(lambda: bool(s.groups()), "the group")
-        assert episodes.asked == [] and s.groups()[0].rollouts[0].loss_mask.all()
-
-    run(body())
+async def test_task_without_an_environment_goes_straight_to_the_engine(tmp_path):
+    episodes = TwoTurns()
+    s = setup_of(tmp_path, episodes)
+    s.publish(0)
+    s.put(0)
+    async with s.serving():
+        await until(lambda: bool(s.groups()), "the group")
+    assert episodes.asked == [] and s.groups()[0].rollouts[0].loss_mask.all()

@@ -21,7 +21,7 @@ from bridge.rollout_types import Rollout, Version
 from bridge.text.text_tokens import read_tokenizer
 from launch.startup.warmup import write_character_tokenizer
 from tests.actor.fakes import until
-from tests.actor.loop_setup import make_setup, make_setup_beside, run
+from tests.actor.loop_setup import make_setup, make_setup_beside
 from tests.bridge.factories import make_ticket
 
 TOKENS = np.array([5, 7, 5], np.int32)
@@ -162,22 +162,16 @@ def test_answer_that_is_no_logprobs_is_an_error(server, said):
         asked_of(server, retry_s=0)
 
 
-def test_server_that_is_not_there_is_an_error(tmp_path):
+async def test_server_that_is_not_there_is_an_error(tmp_path):
     write_character_tokenizer(tmp_path)
-
-    async def body():
-        client = TeacherServers({"": ("loss.teacher_url", "http://127.0.0.1:9/v1")}, retry_s=0)
-        try:
-            await client.check(read_tokenizer(tmp_path), 8)
-        finally:
-            await client.close()
-
+    client = TeacherServers({"": ("loss.teacher_url", "http://127.0.0.1:9/v1")}, retry_s=0)
     # Other than a wrong server, which a restart does not mend.
     with pytest.raises(TimeoutError, match="loss.teacher_url=http://127.0.0.1:9/v1: .*Start the server before the run"):
-        asyncio.run(body())
+        await client.check(read_tokenizer(tmp_path), 8)
+    await client.close()
 
 
-def test_server_is_checked_for_the_tokens_and_the_context_of_the_run(tmp_path):
+async def test_server_is_checked_for_the_tokens_and_the_context_of_the_run(tmp_path):
     write_character_tokenizer(tmp_path)
     own = read_tokenizer(tmp_path)
 
@@ -197,66 +191,60 @@ def test_server_is_checked_for_the_tokens_and_the_context_of_the_run(tmp_path):
             await client.check(own, max_tokens)
 
     good = Server(tokenizer=own, max_model_len=65)
-    asyncio.run(check(good, 64))
+    await check(good, 64)
     assert len(good.asked) == 1 and len(good.asked[0]["prompt"]) == 64
     with pytest.raises(ValueError, match="expected prompt_logprobs of vLLM"):
-        asyncio.run(check(Server(tokenizer=own, max_model_len=65, spoil=lambda _: "{}"), 64))
+        await check(Server(tokenizer=own, max_model_len=65, spoil=lambda _: "{}"), 64)
     with pytest.raises(ValueError, match="got None"):
-        asyncio.run(check(Server(tokenizer=own, max_model_len=None), 64))
+        await check(Server(tokenizer=own, max_model_len=None), 64)
     with pytest.raises(ValueError, match=r"--max-model-len above model.max_tokens \(64\), got 64"):
-        asyncio.run(check(Server(tokenizer=own, max_model_len=64), 64))
+        await check(Server(tokenizer=own, max_model_len=64), 64)
     with pytest.raises(ValueError, match="expected the policy's tokenizer"):
-        asyncio.run(check(Server(tokenizer=Other(), max_model_len=65), 64))
+        await check(Server(tokenizer=Other(), max_model_len=65), 64)
     with pytest.raises(ValueError, match="expected the policy's tokenizer"):
-        asyncio.run(check(Server(tokenizer=OtherSpecial(), max_model_len=65), 64))
+        await check(Server(tokenizer=OtherSpecial(), max_model_len=65), 64)
 
 
-def test_stored_group_has_its_teachers_logprobs_and_an_evaluation_none(tmp_path):
-    async def body():
-        server = Server()
-        async with server.running() as client:
-            s = make_setup(tmp_path, auto=True, teachers=client)
-            s.publish(0)
-            s.put(0, prompt_tokens=np.array([3, 4], np.int32))
-            s.put(-1, kind="eval")
-            async with s.serving():
-                await until(lambda: s.groups() and s.groups("eval"), "both groups")
-        (group,), (evaluation,) = s.groups(), s.groups("eval")
-        tokens = [3, 4, *group.rollouts[0].tokens]
-        assert [logprobs_of(r).tolist() for r in group.rollouts] == [[logprob(tokens, 2), logprob(tokens, 3)]] * 2
-        assert [r.teacher_logprobs for r in evaluation.rollouts] == [UNSET] * 2
-
-    run(body())
+async def test_stored_group_has_its_teachers_logprobs_and_an_evaluation_none(tmp_path):
+    server = Server()
+    async with server.running() as client:
+        s = make_setup(tmp_path, auto=True, teachers=client)
+        s.publish(0)
+        s.put(0, prompt_tokens=np.array([3, 4], np.int32))
+        s.put(-1, kind="eval")
+        async with s.serving():
+            await until(lambda: s.groups() and s.groups("eval"), "both groups")
+    (group,), (evaluation,) = s.groups(), s.groups("eval")
+    tokens = [3, 4, *group.rollouts[0].tokens]
+    assert [logprobs_of(r).tolist() for r in group.rollouts] == [[logprob(tokens, 2), logprob(tokens, 3)]] * 2
+    assert [r.teacher_logprobs for r in evaluation.rollouts] == [UNSET] * 2
 
 
-def test_next_actor_asks_the_teacher_of_responses_whose_rewards_it_received(tmp_path):
-    async def body():
-        server = Server()
-        async with server.running() as client:
-            s = make_setup(tmp_path, teachers=client)
-            s.publish(0)
-            s.put(0)
-            async with s.serving():
-                await s.runs("t0.0", "t0.1")
-                s.engine.step("t0.1", 3)
-                s.engine.finish("t0.1")
-                await until(lambda: len(server.asked) == 1, "the teacher was asked")
-                await s.runs("t0.0")
-                await shut_down(s.actor)
-            other = make_setup_beside(s, "actor-1")
-            other.actor.serving.teachers = client
-            async with other.serving():
-                await other.runs("t0.0")
-                other.engine.finish("t0.0")
-                await until(lambda: bool(other.groups()), "the group")
-        (group,) = other.groups()
-        assert [logprobs_of(r).size for r in group.rollouts] == [2, 3]
-        await s.rewards.close()
-
-    run(body())
+async def test_next_actor_asks_the_teacher_of_responses_whose_rewards_it_received(tmp_path):
+    server = Server()
+    async with server.running() as client:
+        s = make_setup(tmp_path, teachers=client)
+        s.publish(0)
+        s.put(0)
+        async with s.serving():
+            await s.runs("t0.0", "t0.1")
+            s.engine.step("t0.1", 3)
+            s.engine.finish("t0.1")
+            await until(lambda: len(server.asked) == 1, "the teacher was asked")
+            await s.runs("t0.0")
+            await shut_down(s.actor)
+        other = make_setup_beside(s, "actor-1")
+        other.actor.serving.teachers = client
+        async with other.serving():
+            await other.runs("t0.0")
+            other.engine.finish("t0.0")
+            await until(lambda: bool(other.groups()), "the group")
+    (group,) = other.groups()
+    assert [logprobs_of(r).size for r in group.rollouts] == [2, 3]
+    await s.rewards.close()
 
 
-def test_reward_is_handed_over_while_the_teacher_is_asked(tmp_path):
+async def test_reward_is_handed_over_while_the_teacher_is_asked(tmp_path):
     class Waiting(TeacherServers):
         def __init__(self):
             super().__init__({})
@@ -267,34 +255,28 @@ def test_reward_is_handed_over_while_the_teacher_is_asked(tmp_path):
             await asyncio.Event().wait()
             return sample
 
-    async def body():
-        waiting = Waiting()
-        s = make_setup(tmp_path, teachers=waiting)
+    waiting = Waiting()
+    s = make_setup(tmp_path, teachers=waiting)
+    s.publish(0)
+    s.put(0)
+    async with s.serving():
+        await s.runs("t0.0", "t0.1")
+        s.engine.step("t0.1", 3)
+        s.engine.finish("t0.1")
+        await waiting.asked.wait()
+        await shut_down(s.actor)
+    (ticket,) = s.store.claim("reader", limit=1, lease_s=60)
+    assert ticket.progress is not None
+    assert {r.index: r.reward is not None for r in ticket.progress.requests}[1]
+
+
+async def test_ticket_whose_teacher_refuses_is_replaced_after_its_attempts(tmp_path):
+    server = Server(failures=[400] * 100)
+    async with server.running() as client:
+        s = make_setup(tmp_path, auto=True, teachers=client)
         s.publish(0)
         s.put(0)
         async with s.serving():
-            await s.runs("t0.0", "t0.1")
-            s.engine.step("t0.1", 3)
-            s.engine.finish("t0.1")
-            await waiting.asked.wait()
-            await shut_down(s.actor)
-        (ticket,) = s.store.claim("reader", limit=1, lease_s=60)
-        assert ticket.progress is not None
-        assert {r.index: r.reward is not None for r in ticket.progress.requests}[1]
-
-    run(body())
-
-
-def test_ticket_whose_teacher_refuses_is_replaced_after_its_attempts(tmp_path):
-    async def body():
-        server = Server(failures=[400] * 100)
-        async with server.running() as client:
-            s = make_setup(tmp_path, auto=True, teachers=client)
-            s.publish(0)
-            s.put(0)
-            async with s.serving():
-                await until(lambda: bool(s.store.failed()), "the ticket failed")
-        assert "loss.teacher_url" in s.store.failed()["t0"] and "status 400" in s.store.failed()["t0"]
-        assert s.groups() == []
-
-    run(body())
+            await until(lambda: bool(s.store.failed()), "the ticket failed")
+    assert "loss.teacher_url" in s.store.failed()["t0"] and "status 400" in s.store.failed()["t0"]
+    assert s.groups() == []

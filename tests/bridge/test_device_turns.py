@@ -42,16 +42,13 @@ def test_learner_has_the_devices_alone_and_engines_share_them(engines, learner):
     assert not learner.is_held and not engines[0].is_wanted() and all(engine.try_take() for engine in engines)
 
 
-def test_engine_that_waits_has_its_turn_when_the_learner_returns_the_devices(engines, learner):
-    async def body():
-        learner.take(lambda: None)
-        waiting = asyncio.create_task(engines[0].take())
-        await asyncio.sleep(0)
-        assert not waiting.done()
-        learner.give_back()
-        await waiting
-
-    asyncio.run(asyncio.wait_for(body(), 60))
+async def test_engine_that_waits_has_its_turn_when_the_learner_returns_the_devices(engines, learner):
+    learner.take(lambda: None)
+    waiting = asyncio.create_task(engines[0].take())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    learner.give_back()
+    await waiting
 
 
 def test_learner_that_is_stopped_while_it_waits_wants_nothing_any_more(engines, learner):

@@ -12,7 +12,7 @@ from learner import parity
 from learner.data.problem import Problem
 from learner.parity import MAX_TRIES, ParityFence
 from tests.actor.fakes import until
-from tests.actor.loop_setup import Setup, ended, make_setup, run
+from tests.actor.loop_setup import Setup, ended, make_setup
 
 pytestmark = pytest.mark.integration
 
@@ -65,34 +65,28 @@ def beats_are_fresh(monkeypatch):
 
 
 @pytest.mark.parametrize("num_bad_loads", [1, 2])
-def test_actor_that_is_clean_after_it_started_over_serves_on(tmp_path, num_bad_loads):
-    async def body():
-        s = make_setup(tmp_path, auto=True)
-        learner = Learner(s, num_bad_loads=num_bad_loads)
-        s.publish(0)
-        async with s.serving() as serving:
-            await s.served(VERSION)
-            learner.fence("actor-0", "its logprobs are off by 3 nats")
-            await until(learner.has_let_in, "on probation")
-            s.put(0)
-            await until(lambda: len(s.groups()) == 1, "it serves")
-            assert not serving.done() and len(s.engine.swapped) == 1 + num_bad_loads
-        assert s.groups("probe") == []
-
-    run(body())
+async def test_actor_that_is_clean_after_it_started_over_serves_on(tmp_path, num_bad_loads):
+    s = make_setup(tmp_path, auto=True)
+    learner = Learner(s, num_bad_loads=num_bad_loads)
+    s.publish(0)
+    async with s.serving() as serving:
+        await s.served(VERSION)
+        learner.fence("actor-0", "its logprobs are off by 3 nats")
+        await until(learner.has_let_in, "on probation")
+        s.put(0)
+        await until(lambda: len(s.groups()) == 1, "it serves")
+        assert not serving.done() and len(s.engine.swapped) == 1 + num_bad_loads
+    assert s.groups("probe") == []
 
 
-def test_actor_that_stays_off_ends(tmp_path):
-    async def body():
-        s = make_setup(tmp_path, auto=True)
-        learner = Learner(s, num_bad_loads=1000)
-        s.publish(0)
-        async with s.serving() as serving:
-            await s.served(VERSION)
-            learner.fence("actor-0", "its logprobs are off by 3 nats")
-            await until(lambda: learner.has_let_in() or serving.done(), "it ends")
-            error = await ended(serving)
-        assert isinstance(error, FencedError) and f"probe {MAX_TRIES} of {MAX_TRIES}" in str(error)
-        await asyncio.sleep(0)
-
-    run(body())
+async def test_actor_that_stays_off_ends(tmp_path):
+    s = make_setup(tmp_path, auto=True)
+    learner = Learner(s, num_bad_loads=1000)
+    s.publish(0)
+    async with s.serving() as serving:
+        await s.served(VERSION)
+        learner.fence("actor-0", "its logprobs are off by 3 nats")
+        await until(lambda: learner.has_let_in() or serving.done(), "it ends")
+        error = await ended(serving)
+    assert isinstance(error, FencedError) and f"probe {MAX_TRIES} of {MAX_TRIES}" in str(error)
+    await asyncio.sleep(0)

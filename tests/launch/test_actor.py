@@ -46,19 +46,15 @@ def test_key_of_a_judge_that_everyone_may_read_is_found_before_the_engine_starts
             pytest.fail("the engine would start")
 
 
-def test_actor_whose_judge_was_given_up_ends():
+async def test_actor_whose_judge_was_given_up_ends():
     said = [""]
     judge = SimpleNamespace(failure=lambda: said[0])
-
-    async def body() -> None:
-        following = asyncio.create_task(actor.watch_judge(cast(Any, None), judge=cast(Any, judge), every_s=0.0))
-        await asyncio.sleep(0)
-        assert not following.done()
-        said[0] = "the judge died 6 times in a row"
-        with pytest.raises(RuntimeError, match="the judge died 6 times in a row"):
-            await following
-
-    asyncio.run(body())
+    following = asyncio.create_task(actor.watch_judge(cast(Any, None), judge=cast(Any, judge), every_s=0.0))
+    await asyncio.sleep(0)
+    assert not following.done()
+    said[0] = "the judge died 6 times in a row"
+    with pytest.raises(RuntimeError, match="the judge died 6 times in a row"):
+        await following
 
 
 @pytest.mark.parametrize(

@@ -18,18 +18,14 @@ BAD = f"{MODULE}:Bad"
 GUESS = {"answer": "7", "low": 0, "high": 9, "max_guesses": 4, "possible_reward": 0.0, "style": "short"}
 
 
-def run(body):
-    """Runs a test with a pool, which is closed; `body` takes it."""
-
-    async def with_pool():
-        config = EnvironmentsConfig(call_timeout_s=60.0, max_processes=256)
-        pool = EnvironmentPool(config, own=OWN)
-        try:
-            await body(pool)
-        finally:
-            await pool.close()
-
-    asyncio.run(asyncio.wait_for(with_pool(), 240))
+@contextlib.asynccontextmanager
+async def opened():
+    """A pool, which is closed at the end."""
+    pool = EnvironmentPool(EnvironmentsConfig(call_timeout_s=60.0, max_processes=256), own=OWN)
+    try:
+        yield pool
+    finally:
+        await pool.close()
 
 
 def impatient(pool: EnvironmentPool) -> None:
@@ -53,16 +49,14 @@ async def idle(pool: EnvironmentPool) -> None:
     await until(lambda: pool.num_running == 0, "all processes have ended")
 
 
-def test_step_answers_of_an_episode_come_in_order():
-    async def body(pool):
+async def test_step_answers_of_an_episode_come_in_order():
+    async with opened() as pool:
         async with pool.open("guess") as process:
             assert (await process.reset(GUESS)).messages == []
             said = [await process.step(guess) for guess in ("3", "8", "7")]
         assert [s.messages[0]["content"] for s in said[:2]] == [">:", "<:"]
         assert [(s.reward, s.done) for s in said] == [(0.0, False), (0.0, False), (1.0, True)]
         await idle(pool)
-
-    run(body)
 
 
 @pytest.mark.heavy
@@ -78,8 +72,8 @@ def test_step_answers_of_an_episode_come_in_order():
         ("memory", "exception", "MemoryError"),
     ],
 )
-def test_environment_that_fails_is_an_error_and_its_process_is_gone(at, how, kind, said):
-    async def body(pool):
+async def test_environment_that_fails_is_an_error_and_its_process_is_gone(at, how, kind, said):
+    async with opened() as pool:
         await pool.load(BAD)
         if kind == "deadline":
             impatient(pool)
@@ -97,31 +91,24 @@ def test_environment_that_fails_is_an_error_and_its_process_is_gone(at, how, kin
             await process.reset({})
             assert (await process.step("x")).reward == 0.5
 
-    run(body)
-
 
 @pytest.mark.parametrize("answer", ["nan", "1e39", "-2e6", "text", "messages", "huge", "surrogate"])
-def test_answer_that_is_none_is_an_error_and_no_reward(answer):
-    async def body(pool):
+async def test_answer_that_is_none_is_an_error_and_no_reward(answer):
+    async with opened() as pool:
         with pytest.raises(EpisodeError):
             async with pool.open(f"{MODULE}:Unreal") as process:
                 await process.reset({})
                 await process.step(answer)
 
-    run(body)
+
+async def test_largest_reward_that_a_learner_takes_is_one():
+    async with opened() as pool, pool.open(f"{MODULE}:Unreal") as process:
+        await process.reset({})
+        assert (await process.step("1e6")).reward == MAX_ABS_REWARD == 1e6
 
 
-def test_largest_reward_that_a_learner_takes_is_one():
-    async def body(pool):
-        async with pool.open(f"{MODULE}:Unreal") as process:
-            await process.reset({})
-            assert (await process.step("1e6")).reward == MAX_ABS_REWARD == 1e6
-
-    run(body)
-
-
-def test_info_that_msgpack_has_no_form_for_becomes_text():
-    async def body(pool):
+async def test_info_that_msgpack_has_no_form_for_becomes_text():
+    async with opened() as pool:
         async with pool.open(f"{MODULE}:Unreal") as process:
             await process.reset({})
             info = (await process.step("ok")).info
@@ -130,47 +117,35 @@ def test_info_that_msgpack_has_no_form_for_becomes_text():
         assert info["plain"] == {"a": [1, 0.5, None]}
         assert info["keys"] == {(1, 2): 3}
 
-    run(body)
 
-
-def test_row_comes_to_its_environment_as_it_is():
+async def test_row_comes_to_its_environment_as_it_is():
     row = {"big": 2**70, "least": -(2**63) - 1, "half": "\ud800", "real": 0.1, "list": [None, True, {"é": []}]}
-
-    async def body(pool):
-        async with pool.open(BAD) as process:
-            await process.reset(row)
-            assert json.loads((await process.step("row")).messages[0]["content"]) == row
-
-    run(body)
+    async with opened() as pool, pool.open(BAD) as process:
+        await process.reset(row)
+        assert json.loads((await process.step("row")).messages[0]["content"]) == row
 
 
-def test_row_that_has_no_text_is_a_final_error():
+async def test_row_that_has_no_text_is_a_final_error():
     deep: list = []
     for _ in range(100_000):
         deep = [deep]
-
-    async def body(pool):
+    async with opened() as pool:
         with pytest.raises(EpisodeError, match="cannot be serialized as JSON: RecursionError") as e:
             async with pool.open(BAD) as process:
                 await process.reset({"deep": deep})
         assert e.value.is_final
 
-    run(body)
 
-
-def test_asynchronous_environment_keeps_its_loop():
-    async def body(pool):
-        async with pool.open(f"{MODULE}:Later") as process:
-            await process.reset({})
-            assert (await process.step("ab")).messages[0]["content"] == "AB"
-            assert (await process.step("cd")).messages[0]["content"] == "CD"
-
-    run(body)
+async def test_asynchronous_environment_keeps_its_loop():
+    async with opened() as pool, pool.open(f"{MODULE}:Later") as process:
+        await process.reset({})
+        assert (await process.step("ab")).messages[0]["content"] == "AB"
+        assert (await process.step("cd")).messages[0]["content"] == "CD"
 
 
 @pytest.mark.heavy
-def test_two_hundred_episodes_of_which_one_hangs_are_held_up_by_none():
-    async def body(pool):
+async def test_two_hundred_episodes_of_which_one_hangs_are_held_up_by_none():
+    async with opened() as pool:
         await pool.load(BAD)
         begun = asyncio.Event()
 
@@ -195,21 +170,16 @@ def test_two_hundred_episodes_of_which_one_hangs_are_held_up_by_none():
         await idle(pool)
         assert pool.failures == {}
 
-    run(body)
 
-
-def test_environment_of_somebodys_own_that_was_not_allowed_imports_nothing(tmp_path, monkeypatch):
+async def test_environment_of_somebodys_own_that_was_not_allowed_imports_nothing(tmp_path, monkeypatch):
     """A ticket names the environment, and whoever writes tickets must not make an actor run code."""
     (tmp_path / "theirs.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'w')\nclass E: ...\n")
     monkeypatch.chdir(tmp_path)
-
-    async def body(pool):
+    async with opened() as pool:
         with pytest.raises(EpisodeError, match="theirs:E is custom code") as e:
             async with pool.open("theirs:E"):
                 pass
         assert e.value.is_final
-
-    run(body)
     assert not (tmp_path / "imported").exists()
 
 
@@ -220,13 +190,11 @@ def test_environment_of_somebodys_own_that_was_not_allowed_imports_nothing(tmp_p
         (f"{MODULE}:NoStep", "NoStep has no step"),
     ],
 )
-def test_environment_that_can_not_be_loaded_is_a_final_error(name, said):
-    async def body(pool):
+async def test_environment_that_can_not_be_loaded_is_a_final_error(name, said):
+    async with opened() as pool:
         with pytest.raises(EpisodeError, match=said) as e:
             await pool.load(name)
         assert e.value.is_final
-
-    run(body)
 
 
 @pytest.mark.heavy

@@ -291,18 +291,15 @@ def test_template_that_refuses_is_one_error_before_anything_is_sampled():
     assert not engine.requests and pool.num_opened == 1
 
 
-def test_cancelled_episode_ends_its_request_and_its_process():
-    async def body():
-        engine, pool = ScriptedEngine([Turn(ids("5<eos>"))]), ScriptedPool([])
-        engine.hangs = True
-        task = asyncio.create_task(make(engine, pool).play(episode()))
-        await until(lambda: engine.requests, "a turn is sampled")
-        task.cancel()
-        await asyncio.wait([task])
-        assert task.cancelled() and engine.cancelled == ["t.0@0.0"]
-        assert pool.num_opened == pool.num_closed == 1
-
-    asyncio.run(body())
+async def test_cancelled_episode_ends_its_request_and_its_process():
+    engine, pool = ScriptedEngine([Turn(ids("5<eos>"))]), ScriptedPool([])
+    engine.hangs = True
+    task = asyncio.create_task(make(engine, pool).play(episode()))
+    await until(lambda: engine.requests, "a turn is sampled")
+    task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled() and engine.cancelled == ["t.0@0.0"]
+    assert pool.num_opened == pool.num_closed == 1
 
 
 def test_turns_keep_the_rest_of_the_sampling():

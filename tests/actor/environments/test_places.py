@@ -24,34 +24,28 @@ async def settle(tasks) -> list[bool]:
         (1, ["slow", "quick"], {"slow": 1, "quick": 0}),
     ],
 )
-def test_environment_that_holds_on_leaves_the_others_their_places(total, names, wanted):
-    async def body():
-        places = FairSemaphore(total, names)
-        for name in names:
-            tasks = [asyncio.create_task(places.acquire(name)) for _ in range(total + 1)]
-            assert sum(await settle(tasks)) == wanted[name]
-
-    asyncio.run(body())
+async def test_environment_that_holds_on_leaves_the_others_their_places(total, names, wanted):
+    places = FairSemaphore(total, names)
+    for name in names:
+        tasks = [asyncio.create_task(places.acquire(name)) for _ in range(total + 1)]
+        assert sum(await settle(tasks)) == wanted[name]
 
 
-def test_who_waits_is_served_in_order_and_a_cancelled_one_not_at_all():
-    async def body():
-        places = FairSemaphore(1, ["a"])
-        await places.acquire("a")
-        first, second, third = (asyncio.create_task(places.acquire("a")) for _ in range(3))
-        await settle([])
-        first.cancel()
-        await settle([])
-        places.release("a")
-        assert await settle([second, third]) == [True, False]
-        places.release("a")
-        third.cancel()  # it was given the place just now
-        await settle([])
-        with contextlib.suppress(asyncio.CancelledError):
-            await third
-        await asyncio.wait_for(places.acquire("a"), 10)
-
-    asyncio.run(body())
+async def test_who_waits_is_served_in_order_and_a_cancelled_one_not_at_all():
+    places = FairSemaphore(1, ["a"])
+    await places.acquire("a")
+    first, second, third = (asyncio.create_task(places.acquire("a")) for _ in range(3))
+    await settle([])
+    first.cancel()
+    await settle([])
+    places.release("a")
+    assert await settle([second, third]) == [True, False]
+    places.release("a")
+    third.cancel()  # it was given the place just now
+    await settle([])
+    with contextlib.suppress(asyncio.CancelledError):
+        await third
+    await asyncio.wait_for(places.acquire("a"), 10)
 
 
 @given(

@@ -155,32 +155,29 @@ def test_environment_that_breaks_off_a_turn_is_an_error_and_played_again():
     assert engine.cancelled == ["t.0@0.1", "t.0@1.1"]
 
 
-def test_environment_that_ends_while_it_asks_for_a_turn_is_an_error():
-    async def body():
-        engine = HangingAt(0)
-        episode = EpisodeRequest(
-            environment=PLAYING,
-            prompt_tokens=np.asarray(PROMPT, np.int32),
-            row={},
-            sampling=Sampling(max_tokens=9),
-            request_id="t.0",
-            priority=0,
-        )
-        turns = EpisodeTurns(cast(Any, engine), episode, request_id="t.0@0", budget_tokens=9, max_turn_tokens=0)
-        conversation = Conversation(turns, max_turns=8)
-        asking = asyncio.create_task(conversation.go_on([*PROMPT, 0], []))
-        await until(lambda: bool(engine.requests), "it asks")
-        with pytest.raises(EpisodeError, match="abandoned a turn"):
-            conversation.end(observed(done=True))
-        asking.cancel()
-        await asyncio.wait([asking])
-
-    asyncio.run(body())
+async def test_environment_that_ends_while_it_asks_for_a_turn_is_an_error():
+    engine = HangingAt(0)
+    episode = EpisodeRequest(
+        environment=PLAYING,
+        prompt_tokens=np.asarray(PROMPT, np.int32),
+        row={},
+        sampling=Sampling(max_tokens=9),
+        request_id="t.0",
+        priority=0,
+    )
+    turns = EpisodeTurns(cast(Any, engine), episode, request_id="t.0@0", budget_tokens=9, max_turn_tokens=0)
+    conversation = Conversation(turns, max_turns=8)
+    asking = asyncio.create_task(conversation.go_on([*PROMPT, 0], []))
+    await until(lambda: bool(engine.requests), "it asks")
+    with pytest.raises(EpisodeError, match="abandoned a turn"):
+        conversation.end(observed(done=True))
+    asking.cancel()
+    await asyncio.wait([asking])
 
 
 @pytest.mark.integration
 @pytest.mark.skipif("SLUICE_VERIFIERS_PYTHON" not in os.environ, reason="names no interpreter that has verifiers 0.4")
-def test_verifiers_task_is_played_by_the_library_token_in_and_token_out(tmp_path):
+async def test_verifiers_task_is_played_by_the_library_token_in_and_token_out(tmp_path):
     """The real library, in a virtual environment of its own; what it renders must be what we have as tokens."""
     tokenizer = characters()
     tokenizer.save(str(tmp_path / "tokenizer.json"))
@@ -193,26 +190,23 @@ def test_verifiers_task_is_played_by_the_library_token_in_and_token_out(tmp_path
 
     engine = ScriptedEngine([Turn(ids("5<|im_end|>")), Turn(ids("8<|im_end|>")), Turn(ids("7<|im_end|>"))])
 
-    async def body() -> Any:
-        config = EnvironmentsConfig(python=os.environ["SLUICE_VERIFIERS_PYTHON"], max_memory_gib=16)
-        pool = EnvironmentPool(config)
-        episodes = Episodes(cast(Any, engine), pool, rendering(CHATML), config, max_context_tokens=1000, retries=0)
-        row = {"task": f"{MODULE}:verifiers_game", "model_folder": str(tmp_path), "question": "Guess.", "answer": "7"}
-        episode = EpisodeRequest(
-            environment="verifiers",
-            prompt_tokens=np.asarray(ids("<|im_start|>user\nGuess.<|im_end|>\n"), np.int32),
-            row=row,
-            sampling=Sampling(max_tokens=300, stop_token_ids=(IM_END,)),
-            request_id="t.0",
-            priority=0,
-        )
-        try:
-            return await episodes.play(episode)
-        finally:
-            await episodes.close()
-            await pool.close()
-
-    played = asyncio.run(asyncio.wait_for(body(), 400))
+    config = EnvironmentsConfig(python=os.environ["SLUICE_VERIFIERS_PYTHON"], max_memory_gib=16)
+    pool = EnvironmentPool(config)
+    episodes = Episodes(cast(Any, engine), pool, rendering(CHATML), config, max_context_tokens=1000, retries=0)
+    row = {"task": f"{MODULE}:verifiers_game", "model_folder": str(tmp_path), "question": "Guess.", "answer": "7"}
+    episode = EpisodeRequest(
+        environment="verifiers",
+        prompt_tokens=np.asarray(ids("<|im_start|>user\nGuess.<|im_end|>\n"), np.int32),
+        row=row,
+        sampling=Sampling(max_tokens=300, stop_token_ids=(IM_END,)),
+        request_id="t.0",
+        priority=0,
+    )
+    try:
+        played = await episodes.play(episode)
+    finally:
+        await episodes.close()
+        await pool.close()
     start, end = "<|im_start|>assistant\n", "<|im_end|>\n"
     said = [f"<|im_start|>user\n{word}{end}{start}" for word in ("higher", "lower")]
     text = tokenizer.decode(played.tokens.tolist(), skip_special_tokens=False)

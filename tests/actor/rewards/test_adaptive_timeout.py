@@ -17,7 +17,6 @@ from bridge.rollout_types import Task
 from bridge.store.store_types import MAX_CASES, StoreLostError
 from configs.sections import RewardsConfig
 from tests.actor.fakes import until
-from tests.actor.loop_setup import run
 
 PAPER: dict[str, Any] = {"factor": 1.5, "min_s": 2.0, "max_s": 30.0}
 
@@ -118,234 +117,192 @@ class Store:
         return sum(called == name for called, _ in self.calls)
 
 
-def test_timeouts_are_of_what_other_actors_found_once_the_store_has_said_so():
-    async def body():
-        store = Store()
-        store.rows = {"a": (0.1, 4.0, 100.0)}
-        anchors = anchors_of(store)
-        assert anchors.timeouts_s("a") == ()
-        anchors.begin("a")
-        await until(lambda: anchors.timeouts_s("a") != (), "the store has said what it knows")
-        assert anchors.timeouts_s("a") == pytest.approx((2.0, 6.0, 30.0))
-        assert anchors.timeouts_s("b") == ()
-        store.rows["a"] = (0.1, 8.0, 100.0)
-        anchors.begin("a")
-        await until(lambda: anchors.timeouts_s("a")[1] > 6.0, "a later group hears of it")
-        assert anchors.timeouts_s("a") == pytest.approx((2.0, 12.0, 30.0))
+async def test_timeouts_are_of_what_other_actors_found_once_the_store_has_said_so():
+    store = Store()
+    store.rows = {"a": (0.1, 4.0, 100.0)}
+    anchors = anchors_of(store)
+    assert anchors.timeouts_s("a") == ()
+    anchors.begin("a")
+    await until(lambda: anchors.timeouts_s("a") != (), "the store has said what it knows")
+    assert anchors.timeouts_s("a") == pytest.approx((2.0, 6.0, 30.0))
+    assert anchors.timeouts_s("b") == ()
+    store.rows["a"] = (0.1, 8.0, 100.0)
+    anchors.begin("a")
+    await until(lambda: anchors.timeouts_s("a")[1] > 6.0, "a later group hears of it")
+    assert anchors.timeouts_s("a") == pytest.approx((2.0, 12.0, 30.0))
+    await anchors.close()
+
+
+async def test_timeouts_of_a_run_have_its_factor_and_its_bounds():
+    store = Store()
+    store.rows = {"a": (0.1, 2.0, 9.0)}
+    settings = RewardsConfig(timeout_factor=3.0, min_timeout_s=1.0, max_timeout_s=10.0)
+    anchors = AdaptiveTimeouts.of_config(cast(Any, store), settings)
+    anchors.begin("a")
+    await until(lambda: anchors.timeouts_s("a") != (), "the store has said what it knows")
+    assert anchors.timeouts_s("a") == pytest.approx((1.0, 6.0, 10.0))
+    await anchors.close()
+
+
+async def test_run_is_allowed_below_the_present_timeout_of_its_last_case():
+    anchors = anchors_of(Store())
+    assert anchors.allows("a", (99.0, 29.9)) and not anchors.allows("a", (1.0, 30.0))
+    anchors.passed("a", (1.0, 4.0))
+    assert anchors.allows("a", (99.0, 5.9)) and not anchors.allows("a", (0.1, 6.0))
+    assert not anchors.allows("a", ()) and anchors.allows("a", (0.1, 0.1, 29.9))
+    await anchors.close()
+
+
+async def test_correct_run_lengthens_timeouts_here_at_once_and_the_store_hears_of_it():
+    store = Store()
+    store.rows = {"a": (6.0, 1.0)}
+    anchors = anchors_of(store)
+    anchors.passed("a", (4.0, 8.0))
+    assert anchors.timeouts_s("a") == (6.0, 12.0)
+    await anchors.close()
+    assert store.rows == {"a": (6.0, 8.0)}
+
+
+async def test_store_is_told_of_runs_that_are_longer_by_more_than_noise_alone():
+    store = Store()
+    anchors = anchors_of(store)
+    for case_s in [(4.0, 0.0), (4.0, 0.0), (4.03, 0.0), (3.0, 0.0009), (1.0,)]:
+        anchors.passed("a", case_s)
         await anchors.close()
-
-    run(body())
-
-
-def test_timeouts_of_a_run_have_its_factor_and_its_bounds():
-    async def body():
-        store = Store()
-        store.rows = {"a": (0.1, 2.0, 9.0)}
-        settings = RewardsConfig(timeout_factor=3.0, min_timeout_s=1.0, max_timeout_s=10.0)
-        anchors = AdaptiveTimeouts.of_config(cast(Any, store), settings)
-        anchors.begin("a")
-        await until(lambda: anchors.timeouts_s("a") != (), "the store has said what it knows")
-        assert anchors.timeouts_s("a") == pytest.approx((1.0, 6.0, 10.0))
-        await anchors.close()
-
-    run(body())
+    assert store.calls == [("raise", {"a": (4.0, 0.0)})]
+    anchors.passed("a", (4.05, 0.0))
+    anchors.passed("a", (4.0, 0.0, 0.0))
+    await anchors.close()
+    assert store.rows == {"a": (4.05, 0.0, 0.0)}
 
 
-def test_run_is_allowed_below_the_present_timeout_of_its_last_case():
-    async def body():
-        anchors = anchors_of(Store())
-        assert anchors.allows("a", (99.0, 29.9)) and not anchors.allows("a", (1.0, 30.0))
-        anchors.passed("a", (1.0, 4.0))
-        assert anchors.allows("a", (99.0, 5.9)) and not anchors.allows("a", (0.1, 6.0))
-        assert not anchors.allows("a", ()) and anchors.allows("a", (0.1, 0.1, 29.9))
-        await anchors.close()
-
-    run(body())
-
-
-def test_correct_run_lengthens_timeouts_here_at_once_and_the_store_hears_of_it():
-    async def body():
-        store = Store()
-        store.rows = {"a": (6.0, 1.0)}
-        anchors = anchors_of(store)
-        anchors.passed("a", (4.0, 8.0))
-        assert anchors.timeouts_s("a") == (6.0, 12.0)
-        await anchors.close()
-        assert store.rows == {"a": (6.0, 8.0)}
-
-    run(body())
+async def test_store_is_called_once_at_a_time_and_told_of_many_runs_in_one_call():
+    store = Store()
+    anchors = anchors_of(store)
+    store.gate.clear()
+    anchors.passed("first", (1.0,))
+    await until(lambda: len(store.calls) == 1, "the first call is on its way")
+    num_tasks = TASKS_AT_ONCE + 10
+    for i in range(num_tasks):
+        anchors.begin(f"t{i}")
+        for s in (1.0, 2.0, 3.0):
+            anchors.passed(f"t{i}", (s,))
+    assert len(store.calls) == 1
+    store.gate.set()
+    await until(lambda: store.num_calls("anchors") == 2, "all were asked about")
+    await anchors.close()
+    assert store.rows == {"first": (1.0,)} | {f"t{i}": (3.0,) for i in range(num_tasks)}
+    assert store.num_calls("raise") == 3 and store.most_at_once == 1
+    assert max(len(given) for _, given in store.calls) == TASKS_AT_ONCE
 
 
-def test_store_is_told_of_runs_that_are_longer_by_more_than_noise_alone():
-    async def body():
-        store = Store()
-        anchors = anchors_of(store)
-        for case_s in [(4.0, 0.0), (4.0, 0.0), (4.03, 0.0), (3.0, 0.0009), (1.0,)]:
-            anchors.passed("a", case_s)
-            await anchors.close()
-        assert store.calls == [("raise", {"a": (4.0, 0.0)})]
-        anchors.passed("a", (4.05, 0.0))
-        anchors.passed("a", (4.0, 0.0, 0.0))
-        await anchors.close()
-        assert store.rows == {"a": (4.05, 0.0, 0.0)}
-
-    run(body())
-
-
-def test_store_is_called_once_at_a_time_and_told_of_many_runs_in_one_call():
-    async def body():
-        store = Store()
-        anchors = anchors_of(store)
-        store.gate.clear()
-        anchors.passed("first", (1.0,))
-        await until(lambda: len(store.calls) == 1, "the first call is on its way")
-        num_tasks = TASKS_AT_ONCE + 10
-        for i in range(num_tasks):
-            anchors.begin(f"t{i}")
-            for s in (1.0, 2.0, 3.0):
-                anchors.passed(f"t{i}", (s,))
-        assert len(store.calls) == 1
-        store.gate.set()
-        await until(lambda: store.num_calls("anchors") == 2, "all were asked about")
-        await anchors.close()
-        assert store.rows == {"first": (1.0,)} | {f"t{i}": (3.0,) for i in range(num_tasks)}
-        assert store.num_calls("raise") == 3 and store.most_at_once == 1
-        assert max(len(given) for _, given in store.calls) == TASKS_AT_ONCE
-
-    run(body())
+async def test_close_waits_until_the_store_has_everything():
+    store = Store()
+    anchors = anchors_of(store)
+    store.gate.clear()
+    anchors.passed("a", (1.0,))
+    await until(lambda: len(store.calls) == 1, "a call is on its way")
+    anchors.passed("a", (2.0,))
+    anchors.passed("b", (3.0,))
+    closing = asyncio.create_task(anchors.close())
+    await asyncio.sleep(0)
+    assert not closing.done()
+    store.gate.set()
+    await closing
+    assert store.rows == {"a": (2.0,), "b": (3.0,)}
 
 
-def test_close_waits_until_the_store_has_everything():
-    async def body():
-        store = Store()
-        anchors = anchors_of(store)
-        store.gate.clear()
-        anchors.passed("a", (1.0,))
-        await until(lambda: len(store.calls) == 1, "a call is on its way")
-        anchors.passed("a", (2.0,))
-        anchors.passed("b", (3.0,))
-        closing = asyncio.create_task(anchors.close())
-        await asyncio.sleep(0)
-        assert not closing.done()
-        store.gate.set()
+async def test_close_that_is_given_up_loses_nothing_that_is_on_its_way():
+    store = Store()
+    anchors = anchors_of(store)
+    store.gate.clear()
+    anchors.passed("a", (1.0,))
+    closing = asyncio.create_task(anchors.close())
+    await until(lambda: len(store.calls) == 1, "a call is on its way")
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
         await closing
-        assert store.rows == {"a": (2.0,), "b": (3.0,)}
+    store.gate.set()
+    await anchors.close()
+    assert store.rows == {"a": (1.0,)} and store.num_calls("raise") == 1
 
-    run(body())
+
+async def test_store_that_is_away_delays_nothing_and_hears_of_all_when_it_is_back():
+    store = Store()
+    store.rows = {"b": (4.0,)}
+    store.errors = [StoreLostError("away"), StoreLostError("still away")]
+    anchors = anchors_of(store)
+    anchors.passed("a", (6.0,))
+    await until(lambda: len(store.errors) == 1, "the store was away once")
+    assert anchors.timeouts_s("a") == (9.0,)
+    anchors.passed("a", (8.0,))
+    await until(lambda: not store.errors, "and once more")
+    anchors.begin("b")
+    await until(lambda: anchors.timeouts_s("b") != (), "it is back")
+    assert anchors.timeouts_s("a") == (12.0,) and anchors.timeouts_s("b") == (6.0,)
+    await anchors.close()
+    assert store.rows == {"a": (8.0,), "b": (4.0,)}
 
 
-def test_close_that_is_given_up_loses_nothing_that_is_on_its_way():
-    async def body():
-        store = Store()
-        anchors = anchors_of(store)
-        store.gate.clear()
-        anchors.passed("a", (1.0,))
-        closing = asyncio.create_task(anchors.close())
-        await until(lambda: len(store.calls) == 1, "a call is on its way")
-        closing.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await closing
-        store.gate.set()
+async def test_question_that_the_store_missed_is_asked_again():
+    store = Store()
+    store.rows = {"a": (4.0,), "b": (6.0,)}
+    store.errors = [StoreLostError("away")]
+    anchors = anchors_of(store)
+    anchors.begin("a")
+    await until(lambda: not store.errors, "the store was away")
+    anchors.begin("b")
+    await until(lambda: anchors.timeouts_s("b") != () and anchors.timeouts_s("a") != (), "both are known")
+    await anchors.close()
+
+
+async def test_close_says_what_a_store_that_stays_away_was_not_told():
+    store = Store()
+    store.errors = [StoreLostError("away")] * 9
+    anchors = anchors_of(store)
+    anchors.passed("a", (6.0,))
+    with pytest.raises(StoreLostError):
         await anchors.close()
-        assert store.rows == {"a": (1.0,)} and store.num_calls("raise") == 1
-
-    run(body())
-
-
-def test_store_that_is_away_delays_nothing_and_hears_of_all_when_it_is_back():
-    async def body():
-        store = Store()
-        store.rows = {"b": (4.0,)}
-        store.errors = [StoreLostError("away"), StoreLostError("still away")]
-        anchors = anchors_of(store)
-        anchors.passed("a", (6.0,))
-        await until(lambda: len(store.errors) == 1, "the store was away once")
-        assert anchors.timeouts_s("a") == (9.0,)
-        anchors.passed("a", (8.0,))
-        await until(lambda: not store.errors, "and once more")
-        anchors.begin("b")
-        await until(lambda: anchors.timeouts_s("b") != (), "it is back")
-        assert anchors.timeouts_s("a") == (12.0,) and anchors.timeouts_s("b") == (6.0,)
-        await anchors.close()
-        assert store.rows == {"a": (8.0,), "b": (4.0,)}
-
-    run(body())
+    store.errors.clear()
+    await anchors.close()
+    assert store.rows == {"a": (6.0,)}
 
 
-def test_question_that_the_store_missed_is_asked_again():
-    async def body():
-        store = Store()
-        store.rows = {"a": (4.0,), "b": (6.0,)}
-        store.errors = [StoreLostError("away")]
-        anchors = anchors_of(store)
-        anchors.begin("a")
-        await until(lambda: not store.errors, "the store was away")
-        anchors.begin("b")
-        await until(lambda: anchors.timeouts_s("b") != () and anchors.timeouts_s("a") != (), "both are known")
-        await anchors.close()
-
-    run(body())
+async def test_refusal_of_the_store_is_raised_at_the_next_call():
+    store = Store()
+    store.errors = [PermissionError("no")]
+    anchors = anchors_of(store)
+    anchors.begin("a")
+    await until(lambda: not store.errors, "it refused")
+    with pytest.raises(PermissionError, match="no"):
+        while True:
+            anchors.begin("a")
+            await asyncio.sleep(0)
+    await anchors.close()
 
 
-def test_close_says_what_a_store_that_stays_away_was_not_told():
-    async def body():
-        store = Store()
-        store.errors = [StoreLostError("away")] * 9
-        anchors = anchors_of(store)
-        anchors.passed("a", (6.0,))
-        with pytest.raises(StoreLostError):
-            await anchors.close()
-        store.errors.clear()
-        await anchors.close()
-        assert store.rows == {"a": (6.0,)}
-
-    run(body())
-
-
-def test_refusal_of_the_store_is_raised_at_the_next_call():
-    async def body():
-        store = Store()
-        store.errors = [PermissionError("no")]
-        anchors = anchors_of(store)
-        anchors.begin("a")
-        await until(lambda: not store.errors, "it refused")
-        with pytest.raises(PermissionError, match="no"):
-            while True:
-                anchors.begin("a")
-                await asyncio.sleep(0)
-        await anchors.close()
-
-    run(body())
+async def test_cache_keeps_the_tasks_used_last_and_their_runs_are_written_all_the_same():
+    store = Store()
+    anchors = anchors_of(store, max_known_cases=6)
+    for key in "abc":
+        anchors.passed(key, (4.0, 6.0))
+    assert anchors.timeouts_s("a") == (6.0, 9.0)  # used: "b" is the one that goes
+    anchors.passed("d", (8.0, 8.0))
+    assert [k for k in "abcd" if anchors.timeouts_s(k)] == ["a", "c", "d"]
+    anchors.passed("e", (8.0,) * 7)
+    assert [k for k in "abcde" if anchors.timeouts_s(k)] == ["e"]  # one task is kept, however large
+    await anchors.close()
+    assert sorted(store.rows) == list("abcde")
 
 
-def test_cache_keeps_the_tasks_used_last_and_their_runs_are_written_all_the_same():
-    async def body():
-        store = Store()
-        anchors = anchors_of(store, max_known_cases=6)
-        for key in "abc":
-            anchors.passed(key, (4.0, 6.0))
-        assert anchors.timeouts_s("a") == (6.0, 9.0)  # used: "b" is the one that goes
-        anchors.passed("d", (8.0, 8.0))
-        assert [k for k in "abcd" if anchors.timeouts_s(k)] == ["a", "c", "d"]
-        anchors.passed("e", (8.0,) * 7)
-        assert [k for k in "abcde" if anchors.timeouts_s(k)] == ["e"]  # one task is kept, however large
-        await anchors.close()
-        assert sorted(store.rows) == list("abcde")
-
-    run(body())
-
-
-def test_run_of_more_cases_than_the_store_takes_has_anchors_of_the_first():
-    async def body():
-        store = Store()
-        anchors = anchors_of(store)
-        anchors.passed("a", (4.0,) * (MAX_CASES + 1))
-        anchors.passed("b", (1e9,))
-        await anchors.close()
-        assert len(anchors.timeouts_s("a")) == len(store.rows["a"]) == MAX_CASES
-        assert store.rows["b"] == (99_999.999,)
-
-    run(body())
+async def test_run_of_more_cases_than_the_store_takes_has_anchors_of_the_first():
+    store = Store()
+    anchors = anchors_of(store)
+    anchors.passed("a", (4.0,) * (MAX_CASES + 1))
+    anchors.passed("b", (1e9,))
+    await anchors.close()
+    assert len(anchors.timeouts_s("a")) == len(store.rows["a"]) == MAX_CASES
+    assert store.rows["b"] == (99_999.999,)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -1.0])

@@ -8,7 +8,7 @@ import pytest
 from actor.rewards.verifier_pool import VerifierError, VerifierPool, check_own
 from bridge.rollout_types import Finish, Task
 from tests.actor.fakes import until
-from tests.actor.rewards.test_verifier_pool import ask, no_pause, run
+from tests.actor.rewards.test_verifier_pool import ask, no_pause
 
 OWN = """
 import sys
@@ -28,58 +28,46 @@ def no_jax(response_text, task):
 OWN_NAMES = ("mine:length", "mine:text", "mine:tokens", "mine:ending", "mine:no_jax")
 
 
-def test_score_by_somebodys_own_that_was_not_allowed_imports_nothing(tmp_path, monkeypatch):
+async def test_score_by_somebodys_own_that_was_not_allowed_imports_nothing(tmp_path, monkeypatch):
     """A ticket names the verifier, and whoever writes tickets must not make an actor run code."""
     (tmp_path / "theirs.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'w')\ndef f(text, task): return 1\n")
     monkeypatch.chdir(tmp_path)
-
-    async def body():
-        pool = VerifierPool(num_workers=1, timeout_s=30.0, retries=0, own=("theirs:g",))
-        try:
-            with pytest.raises(VerifierError, match="theirs:f is custom code"):
-                await ask(pool, "theirs:f", "abc", "")
-        finally:
-            await pool.close()
-
-    run(body())
+    pool = VerifierPool(num_workers=1, timeout_s=30.0, retries=0, own=("theirs:g",))
+    try:
+        with pytest.raises(VerifierError, match="theirs:f is custom code"):
+            await ask(pool, "theirs:f", "abc", "")
+    finally:
+        await pool.close()
     assert not (tmp_path / "imported").exists()
 
 
 @pytest.mark.heavy
-def test_real_worker_scores_by_ones_own_from_where_the_command_was_started(tmp_path, monkeypatch):
+async def test_real_worker_scores_by_ones_own_from_where_the_command_was_started(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(OWN)
     monkeypatch.chdir(tmp_path)
-
-    async def body():
-        pool = VerifierPool(num_workers=1, timeout_s=30.0, retries=0, own=OWN_NAMES)
-        try:
-            assert await ask(pool, "mine:length", "abc", "42") == 3.2
-            assert await ask(pool, "mine:ending", "abc", "42") == 1.0
-            assert await ask(pool, "mine:no_jax", "abc", "42") == 1.0
-            with pytest.raises(VerifierError, match="verifier mine:text: .*must return a finite number, got 'abc'"):
-                await ask(pool, "mine:text", "abc", "42")
-            await pool._workers[0].kill()  # and again after a restart
-            assert await ask(pool, "mine:length", "", "") == 0.0
-        finally:
-            await pool.close()
-
-    run(body())
+    pool = VerifierPool(num_workers=1, timeout_s=30.0, retries=0, own=OWN_NAMES)
+    try:
+        assert await ask(pool, "mine:length", "abc", "42") == 3.2
+        assert await ask(pool, "mine:ending", "abc", "42") == 1.0
+        assert await ask(pool, "mine:no_jax", "abc", "42") == 1.0
+        with pytest.raises(VerifierError, match="verifier mine:text: .*must return a finite number, got 'abc'"):
+            await ask(pool, "mine:text", "abc", "42")
+        await pool._workers[0].kill()  # and again after a restart
+        assert await ask(pool, "mine:length", "", "") == 0.0
+    finally:
+        await pool.close()
 
 
-def test_verifier_of_ones_own_is_told_how_the_response_ended_and_how_long_it_is(tmp_path, monkeypatch):
+async def test_verifier_of_ones_own_is_told_how_the_response_ended_and_how_long_it_is(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(OWN)
     monkeypatch.chdir(tmp_path)
-
-    async def body():
-        pool = VerifierPool(num_workers=1, timeout_s=30.0, retries=0, own=OWN_NAMES)
-        try:
-            ends: list[Finish] = ["stop", "length"]
-            assert [await ask(pool, "mine:ending", "abc", "42", end) for end in ends] == [1.0, 2.0]
-            assert await ask(pool, "mine:tokens", "abcd", "42") == 4.0
-        finally:
-            await pool.close()
-
-    run(body())
+    pool = VerifierPool(num_workers=1, timeout_s=30.0, retries=0, own=OWN_NAMES)
+    try:
+        ends: list[Finish] = ["stop", "length"]
+        assert [await ask(pool, "mine:ending", "abc", "42", end) for end in ends] == [1.0, 2.0]
+        assert await ask(pool, "mine:tokens", "abcd", "42") == 4.0
+    finally:
+        await pool.close()
 
 
 @pytest.mark.heavy
@@ -118,37 +106,31 @@ def only_this_text(response_text, task):
     ("name", "text"),
     [("fails_first", "value"), ("fails_first", "key"), ("fails_first", "connection"), ("nan_first", "")],
 )
-def test_own_verifier_that_fails_for_a_while_is_asked_again_and_its_answer_counts(tmp_path, monkeypatch, name, text):
-    (tmp_path / "mine.py").write_text(FAILING)
-    monkeypatch.chdir(tmp_path)
-
-    async def body():
-        pool = VerifierPool(num_workers=1, timeout_s=30.0, retries=2, own=(f"mine:{name}",), sleep=no_pause)
-        try:
-            assert await ask(pool, f"mine:{name}", text, "") == 0.25
-            assert pool.num_failures == 2
-        finally:
-            await pool.close()
-
-    run(body())
-
-
-@pytest.mark.parametrize(("name", "text"), [("nothing", "42"), ("only_this_text", "41")])
-def test_own_verifier_that_keeps_failing_is_no_reward_although_it_judges_the_own_answer(
+async def test_own_verifier_that_fails_for_a_while_is_asked_again_and_its_answer_counts(
     tmp_path, monkeypatch, name, text
 ):
     (tmp_path / "mine.py").write_text(FAILING)
     monkeypatch.chdir(tmp_path)
+    pool = VerifierPool(num_workers=1, timeout_s=30.0, retries=2, own=(f"mine:{name}",), sleep=no_pause)
+    try:
+        assert await ask(pool, f"mine:{name}", text, "") == 0.25
+        assert pool.num_failures == 2
+    finally:
+        await pool.close()
 
-    async def body():
-        pool = VerifierPool(num_workers=1, timeout_s=30.0, retries=2, own=(f"mine:{name}",), sleep=no_pause)
-        try:
-            with pytest.raises(VerifierError, match="3 attempts"):
-                await ask(pool, f"mine:{name}", text, "42")
-        finally:
-            await pool.close()
 
-    run(body())
+@pytest.mark.parametrize(("name", "text"), [("nothing", "42"), ("only_this_text", "41")])
+async def test_own_verifier_that_keeps_failing_is_no_reward_although_it_judges_the_own_answer(
+    tmp_path, monkeypatch, name, text
+):
+    (tmp_path / "mine.py").write_text(FAILING)
+    monkeypatch.chdir(tmp_path)
+    pool = VerifierPool(num_workers=1, timeout_s=30.0, retries=2, own=(f"mine:{name}",), sleep=no_pause)
+    try:
+        with pytest.raises(VerifierError, match="3 attempts"):
+            await ask(pool, f"mine:{name}", text, "42")
+    finally:
+        await pool.close()
 
 
 FORKING = """
@@ -180,50 +162,40 @@ def reads(response_text, task):
 
 
 @pytest.mark.parametrize("name", ["shared", "forks"])
-def test_close_ends_what_a_verifier_forked(tmp_path, monkeypatch, name):
+async def test_close_ends_what_a_verifier_forked(tmp_path, monkeypatch, name):
     (tmp_path / "mine.py").write_text(FORKING)
     monkeypatch.chdir(tmp_path)
-
-    async def body():
-        pool = VerifierPool(num_workers=1, timeout_s=30.0, retries=0, own=(f"mine:{name}",))
-        forked = int(await ask(pool, f"mine:{name}", "", ""))
-        os.kill(forked, 0)
-        await pool.close()
-        await until(lambda: not is_alive(forked), "it is gone")
-
-    run(body())
+    pool = VerifierPool(num_workers=1, timeout_s=30.0, retries=0, own=(f"mine:{name}",))
+    forked = int(await ask(pool, f"mine:{name}", "", ""))
+    os.kill(forked, 0)
+    await pool.close()
+    await until(lambda: not is_alive(forked), "it is gone")
 
 
-def test_worker_that_ends_under_a_question_takes_what_it_forked_along_and_is_an_error_at_once(tmp_path, monkeypatch):
+async def test_worker_that_ends_under_a_question_takes_what_it_forked_along_and_is_an_error_at_once(
+    tmp_path, monkeypatch
+):
     """Its child holds the channel open, so that its end alone would not be seen there."""
     (tmp_path / "mine.py").write_text(FORKING)
     monkeypatch.chdir(tmp_path)
-
-    async def body():
-        pool = VerifierPool(num_workers=1, timeout_s=1000.0, retries=0, own=("mine:forks_and_ends",))
-        try:
-            with pytest.raises(VerifierError, match="with exit code 7"):
-                await ask(pool, "mine:forks_and_ends", "", str(tmp_path / "pid"))
-            forked = int((tmp_path / "pid").read_text())
-            await until(lambda: not is_alive(forked), "it is gone")
-        finally:
-            await pool.close()
-
-    run(body())
+    pool = VerifierPool(num_workers=1, timeout_s=1000.0, retries=0, own=("mine:forks_and_ends",))
+    try:
+        with pytest.raises(VerifierError, match="with exit code 7"):
+            await ask(pool, "mine:forks_and_ends", "", str(tmp_path / "pid"))
+        forked = int((tmp_path / "pid").read_text())
+        await until(lambda: not is_alive(forked), "it is gone")
+    finally:
+        await pool.close()
 
 
-def test_verifier_that_reads_standard_input_gets_nothing_of_the_questions(tmp_path, monkeypatch):
+async def test_verifier_that_reads_standard_input_gets_nothing_of_the_questions(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(FORKING)
     monkeypatch.chdir(tmp_path)
-
-    async def body():
-        pool = VerifierPool(num_workers=1, timeout_s=30.0, retries=0, own=("mine:reads",))
-        try:
-            assert [await ask(pool, "mine:reads", text, "") for text in ("a", "b")] == [0.5, 0.5]
-        finally:
-            await pool.close()
-
-    run(body())
+    pool = VerifierPool(num_workers=1, timeout_s=30.0, retries=0, own=("mine:reads",))
+    try:
+        assert [await ask(pool, "mine:reads", text, "") for text in ("a", "b")] == [0.5, 0.5]
+    finally:
+        await pool.close()
 
 
 def is_alive(pid: int) -> bool:

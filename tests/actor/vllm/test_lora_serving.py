@@ -73,10 +73,6 @@ def config(**publish):
     return Config(preset="t", lora=lora, publish=PublishConfig(lora="adapter", **publish))
 
 
-def bounded(coroutine):
-    asyncio.run(asyncio.wait_for(coroutine, 30))
-
-
 class Rig:
     def __init__(self, tmp_path, *, max_adapters=lora_serving.MAX_ADAPTERS, **publish):
         self.llm = FakeLlm()
@@ -118,98 +114,83 @@ class Rig:
             await asyncio.sleep(0)
 
 
-def test_requests_stay_with_their_adapter_which_goes_when_the_last_one_ends(tmp_path):
-    async def body():
-        rig = Rig(tmp_path, max_adapters=2)
-        await rig.publish(0)
-        first, second = rig.request("a"), rig.request("b")
+async def test_requests_stay_with_their_adapter_which_goes_when_the_last_one_ends(tmp_path):
+    rig = Rig(tmp_path, max_adapters=2)
+    await rig.publish(0)
+    first, second = rig.request("a"), rig.request("b")
+    await rig.settle()
+    await rig.publish(1)
+    assert rig.llm.held == {1, 2} and len(rig.adapters._users) == 2
+    third = rig.request("c")
+    await rig.settle()
+    await rig.end("a", first)
+    assert rig.llm.held == {1, 2}
+    await rig.end("b", second)
+    assert rig.llm.held == {2} and not rig.llm.aborted
+    await rig.end("c", third)
+    assert rig.llm.held == {2}  # what begins next runs under it
+    assert rig.ran == {"a": [0], "b": [0], "c": [1]}
+
+
+async def test_of_more_than_may_stay_the_oldest_ones_requests_go_on_under_the_newest(tmp_path):
+    rig = Rig(tmp_path, max_adapters=2)
+    tasks = {}
+    for step in range(4):
+        await rig.publish(step)
         await rig.settle()
-        await rig.publish(1)
-        assert rig.llm.held == {1, 2} and len(rig.adapters._users) == 2
-        third = rig.request("c")
+        assert len(rig.llm.held) <= 2
+        tasks[f"r{step}"] = rig.request(f"r{step}")
         await rig.settle()
-        await rig.end("a", first)
-        assert rig.llm.held == {1, 2}
-        await rig.end("b", second)
-        assert rig.llm.held == {2} and not rig.llm.aborted
-        await rig.end("c", third)
-        assert rig.llm.held == {2}  # what begins next runs under it
-        assert rig.ran == {"a": [0], "b": [0], "c": [1]}
-
-    bounded(body())
+    assert rig.ran == {"r0": [0, 2], "r1": [1, 3], "r2": [2], "r3": [3]}
+    for name, task in tasks.items():
+        await rig.end(name, task)
+    assert rig.llm.held == {4}
 
 
-def test_of_more_than_may_stay_the_oldest_ones_requests_go_on_under_the_newest(tmp_path):
-    async def body():
-        rig = Rig(tmp_path, max_adapters=2)
-        tasks = {}
-        for step in range(4):
-            await rig.publish(step)
-            await rig.settle()
-            assert len(rig.llm.held) <= 2
-            tasks[f"r{step}"] = rig.request(f"r{step}")
-            await rig.settle()
-        assert rig.ran == {"r0": [0, 2], "r1": [1, 3], "r2": [2], "r3": [3]}
-        for name, task in tasks.items():
-            await rig.end(name, task)
-        assert rig.llm.held == {4}
-
-    bounded(body())
-
-
-def test_abort_and_resume_moves_all_requests(tmp_path):
-    async def body():
-        rig = Rig(tmp_path, at_publish="abort_and_resume")
-        await rig.publish(0)
-        task = rig.request("a")
+async def test_abort_and_resume_moves_all_requests(tmp_path):
+    rig = Rig(tmp_path, at_publish="abort_and_resume")
+    await rig.publish(0)
+    task = rig.request("a")
+    await rig.settle()
+    for step in (1, 2):
+        await rig.publish(step)
         await rig.settle()
-        for step in (1, 2):
-            await rig.publish(step)
-            await rig.settle()
-            assert rig.llm.held == {step + 1}
-        await rig.end("a", task)
-        assert rig.ran == {"a": [0, 1, 2]}
-
-    bounded(body())
+        assert rig.llm.held == {step + 1}
+    await rig.end("a", task)
+    assert rig.ran == {"a": [0, 1, 2]}
 
 
-def test_a_request_on_its_way_to_the_engine_is_ended_as_soon_as_it_is_there(tmp_path):
-    async def body():
-        rig = Rig(tmp_path, max_adapters=1)
-        await rig.publish(0)
-        with rig.adapters.used_by("late") as adapter:
-            assert adapter is not None
-            swap = asyncio.create_task(rig.publish(1))
-            for _ in range(3):  # again and again
-                assert await rig.llm.asked.get() == ["late"]
-            assert not swap.done()
-        await swap
-        assert rig.adapters.moves("late") and not rig.adapters.moves("late") and rig.llm.held == {2}
-
-    bounded(body())
+async def test_a_request_on_its_way_to_the_engine_is_ended_as_soon_as_it_is_there(tmp_path):
+    rig = Rig(tmp_path, max_adapters=1)
+    await rig.publish(0)
+    with rig.adapters.used_by("late") as adapter:
+        assert adapter is not None
+        swap = asyncio.create_task(rig.publish(1))
+        for _ in range(3):  # again and again
+            assert await rig.llm.asked.get() == ["late"]
+        assert not swap.done()
+    await swap
+    assert rig.adapters.moves("late") and not rig.adapters.moves("late") and rig.llm.held == {2}
 
 
 @pytest.mark.parametrize(("failure", "kind"), [(RuntimeError("x"), WeightLoadError), (DeadError(), EngineDeadError)])
-def test_a_version_that_is_not_taken_leaves_the_one_before(failure, kind, tmp_path):
-    async def body():
-        rig = Rig(tmp_path)
-        with pytest.raises(WeightLoadError, match=r"\[3, 4\]|\(3, 4\)"):
-            await rig.publish(0, shape=(3, 4))
-        assert rig.adapters.version is None
-        await rig.publish(1)
-        rig.llm.fails = failure
-        with pytest.raises(kind):
-            await rig.publish(2)
-        await rig.settle()
-        assert rig.adapters.version == Version(incarnation=0, step=1)
-        if kind is WeightLoadError:
-            assert len(rig.llm.held) == 1
-            rig.llm.fails = None
-            await rig.publish(3)
-            assert rig.adapters.version == Version(incarnation=0, step=3) and len(rig.llm.held) == 1
-            assert sum(method == "prove_base" for method, _ in rig.llm.calls) == 1
-
-    bounded(body())
+async def test_a_version_that_is_not_taken_leaves_the_one_before(failure, kind, tmp_path):
+    rig = Rig(tmp_path)
+    with pytest.raises(WeightLoadError, match=r"\[3, 4\]|\(3, 4\)"):
+        await rig.publish(0, shape=(3, 4))
+    assert rig.adapters.version is None
+    await rig.publish(1)
+    rig.llm.fails = failure
+    with pytest.raises(kind):
+        await rig.publish(2)
+    await rig.settle()
+    assert rig.adapters.version == Version(incarnation=0, step=1)
+    if kind is WeightLoadError:
+        assert len(rig.llm.held) == 1
+        rig.llm.fails = None
+        await rig.publish(3)
+        assert rig.adapters.version == Version(incarnation=0, step=3) and len(rig.llm.held) == 1
+        assert sum(method == "prove_base" for method, _ in rig.llm.calls) == 1
 
 
 def test_engine_arguments_have_room_for_the_next_and_a_rank_that_vllm_knows():

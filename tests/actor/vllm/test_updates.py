@@ -1,6 +1,5 @@
 """An update as the front end makes it; the engine is a list of calls here, its worker a thread."""
 
-import asyncio
 import sys
 import threading
 import types
@@ -115,38 +114,30 @@ def rig(tmp_path):
     rig.updates.close()
 
 
-def bounded(coroutine: Any) -> Any:
-    return asyncio.run(asyncio.wait_for(coroutine, 60))
-
-
-def test_version_that_is_not_staged_in_time_is_loaded_and_the_next_is_staged_again(rig, monkeypatch):
+async def test_version_that_is_not_staged_in_time_is_loaded_and_the_next_is_staged_again(rig, monkeypatch):
     large = types.SimpleNamespace(encode=lambda manifest: bytes(2**24))  # more than a socket holds
     monkeypatch.setattr(updates, "codec", large)
-
-    async def body() -> None:
+    await rig.swap()
+    rig.llm.may_prepare.clear()
+    rig.updates._stage_s = 0
+    for _ in range(2):  # the second finds the worker still at the first
         await rig.swap()
-        rig.llm.may_prepare.clear()
-        rig.updates._stage_s = 0
-        for _ in range(2):  # the second finds the worker still at the first
-            await rig.swap()
-        rig.updates._stage_s = 60
-        rig.llm.may_prepare.set()
-        await rig.swap()
-
-    bounded(body())
+    rig.updates._stage_s = 60
+    rig.llm.may_prepare.set()
+    await rig.swap()
     assert rig.llm.staged == [True, False, False, True]
     assert rig.updates.failure is None and rig.updates.is_open.is_set()
 
 
-def test_staging_leaves_half_of_the_updates_timeout_to_the_load(rig, monkeypatch):
+async def test_staging_leaves_half_of_the_updates_timeout_to_the_load(rig, monkeypatch):
     timeouts = []
     monkeypatch.setattr(WorkerChannel, "ask", lambda self, *message, timeout_s: timeouts.append(timeout_s) or [])
-    bounded(rig.swap())
+    await rig.swap()
     assert timeouts == [Config(preset="t").supervision.engine_timeout_s / 2]
 
 
 @pytest.mark.parametrize("at_publish", ["keep", "abort_and_resume", "drain"])
-def test_no_request_starts_while_weights_are_loaded(tmp_path, monkeypatch, at_publish):
+async def test_no_request_starts_while_weights_are_loaded(tmp_path, monkeypatch, at_publish):
     rig, seen = Rig(tmp_path, at_publish=at_publish), []
     load = rig.llm.update_weights
 
@@ -155,41 +146,35 @@ def test_no_request_starts_while_weights_are_loaded(tmp_path, monkeypatch, at_pu
         await load(request)
 
     monkeypatch.setattr(rig.llm, "update_weights", look_and_load)
-    bounded(rig.swap())
+    await rig.swap()
     rig.updates.close()
     assert seen == [False] and rig.updates.is_open.is_set()
 
 
-def test_pause_is_excluded_from_the_decode_speeds_before_the_engine_resumes(rig, monkeypatch):
+async def test_pause_is_excluded_from_the_decode_speeds_before_the_engine_resumes(rig, monkeypatch):
     monkeypatch.setattr(rig.counter, "skip_interval", lambda: rig.llm.calls.append("skip_interval"))
-    bounded(rig.swap())
+    await rig.swap()
     assert rig.llm.calls[-2:] == ["skip_interval", "resume_generation"]
 
 
-def test_refused_version_is_dropped_everywhere_and_nothing_is_loaded(rig):
-    async def body() -> None:
-        with pytest.raises(WeightLoadError, match=r"\[3, 4\]|\(3, 4\)"):
-            await rig.swap(shape=(3, 4))
-        rig.llm.refusal = "it is not there"
-        with pytest.raises(WeightLoadError, match="version 0.2 was refused: it is not there"):
-            await rig.swap()
-        assert rig.llm.calls == ["collective_rpc"]
-        rig.llm.refusal = None
+async def test_refused_version_is_dropped_everywhere_and_nothing_is_loaded(rig):
+    with pytest.raises(WeightLoadError, match=r"\[3, 4\]|\(3, 4\)"):
+        await rig.swap(shape=(3, 4))
+    rig.llm.refusal = "it is not there"
+    with pytest.raises(WeightLoadError, match="version 0.2 was refused: it is not there"):
         await rig.swap()
-
-    bounded(body())
+    assert rig.llm.calls == ["collective_rpc"]
+    rig.llm.refusal = None
+    await rig.swap()
     assert rig.llm.staged == [True]
 
 
-def test_worker_that_has_ended_and_load_that_fails_are_the_engines_end(rig):
-    async def body() -> None:
-        rig.llm.failure = RuntimeError("out of memory")
-        with pytest.raises(EngineDeadError, match="failed while loading: out of memory"):
-            await rig.swap()
-        assert isinstance(rig.updates.failure, EngineDeadError) and rig.updates.is_open.is_set()
-        rig.llm.worker.shutdown(2)
-        with pytest.raises(EngineDeadError, match="died before a weight update"):
-            await rig.swap()
-
-    bounded(body())
+async def test_worker_that_has_ended_and_load_that_fails_are_the_engines_end(rig):
+    rig.llm.failure = RuntimeError("out of memory")
+    with pytest.raises(EngineDeadError, match="failed while loading: out of memory"):
+        await rig.swap()
+    assert isinstance(rig.updates.failure, EngineDeadError) and rig.updates.is_open.is_set()
+    rig.llm.worker.shutdown(2)
+    with pytest.raises(EngineDeadError, match="died before a weight update"):
+        await rig.swap()
     assert rig.llm.calls.count("load") == 1

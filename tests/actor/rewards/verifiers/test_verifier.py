@@ -196,84 +196,66 @@ def test_language_whose_compiler_is_not_here_raises(monkeypatch):
         code.score(response(C_ADD, "c"), task(**SUMS, language="c"), Context(settings=SETTINGS))
 
 
-def run(coroutine):
-    return asyncio.run(asyncio.wait_for(coroutine, 300))
-
-
 def pool(**fields) -> VerifierPool:
     given = {"num_workers": 1, "timeout_s": 30.0, "retries": 0, "settings": SETTINGS} | fields
     return VerifierPool(**given)
 
 
-def test_pool_judges_code_in_a_worker_whose_sandboxes_wait_since_it_loaded():
-    async def body():
-        one = pool()
-        try:
-            await one.load("code")
-            worker = worker_of()
-            await asyncio.to_thread(wait_until, lambda: bool(sandboxes_of(worker)), "a sandbox waits", deadline_s=60)
-            # What a sandbox may have is bounded by the hard limit of who starts it.
-            hard = psutil.Process().rlimit(psutil.RLIMIT_AS)[1]
-            assert worker_of().rlimit(psutil.RLIMIT_AS) == (MAX_MEMORY_BYTES, hard)
-            right = await one.score("code", response(ADD), task(**SUMS))
-            ended = await one.score("code", response("while True: pass"), task(**SUMS), case_timeouts_s=lambda: (0.2,))
-            return right.verdict, ended.verdict
-        finally:
-            await one.close()
-
-    assert run(body()) == ("ok", "timeout")
-
-
-def test_worker_that_is_killed_takes_its_sandboxes_and_programs_with_it():
-    """As the pool does with one that hangs: SIGKILL."""
-    forever = response("import os\nif os.fork() == 0: os.setsid()\nwhile True: pass")
-
-    async def body():
-        # Its own clock is none that ends it here.
-        one = pool(settings=RewardsConfig(max_timeout_s=600.0, max_answer_s=600.0))
-        await one.load("code")
-        judging = asyncio.create_task(one.score("code", forever, task(**SUMS)))
-        worker = worker_of()
-        await asyncio.to_thread(wait_until, lambda: len(programs_of(worker)) == 2, "a program runs", deadline_s=60)
-        below = worker.children(recursive=True)
-        judging.cancel()  # the pool kills who was asked
-        await asyncio.gather(judging, return_exceptions=True)
-        await asyncio.to_thread(wait_until, lambda: not any(is_running(p) for p in below), "all is gone", deadline_s=30)
-        assert await one.score("code", response(ADD), task(**SUMS)) is not None  # by a new one
-        await one.close()
-
-    run(body())
-
-
-def test_worker_that_ends_in_order_leaves_nothing():
-    async def body():
-        one = pool()
+async def test_pool_judges_code_in_a_worker_whose_sandboxes_wait_since_it_loaded():
+    one = pool()
+    try:
         await one.load("code")
         worker = worker_of()
         await asyncio.to_thread(wait_until, lambda: bool(sandboxes_of(worker)), "a sandbox waits", deadline_s=60)
-        below = sandboxes_of(worker)
-        for w in one._workers:  # its input ends, as when the actor closes it
-            w.close_input()
-        await asyncio.to_thread(wait_until, lambda: not any(map(is_running, [worker, *below])), "gone", deadline_s=30)
+        # What a sandbox may have is bounded by the hard limit of who starts it.
+        hard = psutil.Process().rlimit(psutil.RLIMIT_AS)[1]
+        assert worker_of().rlimit(psutil.RLIMIT_AS) == (MAX_MEMORY_BYTES, hard)
+        right = await one.score("code", response(ADD), task(**SUMS))
+        ended = await one.score("code", response("while True: pass"), task(**SUMS), case_timeouts_s=lambda: (0.2,))
+        assert (right.verdict, ended.verdict) == ("ok", "timeout")
+    finally:
         await one.close()
 
-    run(body())
+
+async def test_worker_that_is_killed_takes_its_sandboxes_and_programs_with_it():
+    """As the pool does with one that hangs: SIGKILL."""
+    forever = response("import os\nif os.fork() == 0: os.setsid()\nwhile True: pass")
+    # Its own clock is none that ends it here.
+    one = pool(settings=RewardsConfig(max_timeout_s=600.0, max_answer_s=600.0))
+    await one.load("code")
+    judging = asyncio.create_task(one.score("code", forever, task(**SUMS)))
+    worker = worker_of()
+    await asyncio.to_thread(wait_until, lambda: len(programs_of(worker)) == 2, "a program runs", deadline_s=60)
+    below = worker.children(recursive=True)
+    judging.cancel()  # the pool kills who was asked
+    await asyncio.gather(judging, return_exceptions=True)
+    await asyncio.to_thread(wait_until, lambda: not any(is_running(p) for p in below), "all is gone", deadline_s=30)
+    assert await one.score("code", response(ADD), task(**SUMS)) is not None  # by a new one
+    await one.close()
 
 
-def test_machine_that_can_not_isolate_is_no_reward_but_an_error_that_says_what_is_missing(tmp_path, monkeypatch):
+async def test_worker_that_ends_in_order_leaves_nothing():
+    one = pool()
+    await one.load("code")
+    worker = worker_of()
+    await asyncio.to_thread(wait_until, lambda: bool(sandboxes_of(worker)), "a sandbox waits", deadline_s=60)
+    below = sandboxes_of(worker)
+    for w in one._workers:  # its input ends, as when the actor closes it
+        w.close_input()
+    await asyncio.to_thread(wait_until, lambda: not any(map(is_running, [worker, *below])), "gone", deadline_s=30)
+    await one.close()
+
+
+async def test_machine_that_can_not_isolate_is_no_reward_but_an_error_that_says_what_is_missing(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-
-    async def body():
-        one = pool()
-        try:
-            with pytest.raises(VerifierError, match="SandboxUnavailableError: .*bubblewrap is not installed: apt-get"):
-                await one.load("code")
-            with pytest.raises(VerifierError, match="bubblewrap is not installed"):
-                await one.score("code", response(ADD), task(**SUMS))
-        finally:
-            await one.close()
-
-    run(body())
+    one = pool()
+    try:
+        with pytest.raises(VerifierError, match="SandboxUnavailableError: .*bubblewrap is not installed: apt-get"):
+            await one.load("code")
+        with pytest.raises(VerifierError, match="bubblewrap is not installed"):
+            await one.score("code", response(ADD), task(**SUMS))
+    finally:
+        await one.close()
 
 
 def test_worker_without_isolation_raises_it_at_load(monkeypatch, tmp_path):
@@ -282,7 +264,7 @@ def test_worker_without_isolation_raises_it_at_load(monkeypatch, tmp_path):
         code.prepare(RewardsConfig(sandbox_memory_mib=333))
 
 
-def test_right_runs_shorten_the_timeout_of_the_same_cases_and_hanging_ones_do_not():
+async def test_right_runs_shorten_the_timeout_of_the_same_cases_and_hanging_ones_do_not():
     """RollPacker 4.3 through the scheduler, with a store's anchors in between."""
 
     class Store:
@@ -295,24 +277,21 @@ def test_right_runs_shorten_the_timeout_of_the_same_cases_and_hanging_ones_do_no
         def raise_anchors(self, told):
             self.known |= told
 
-    async def body():
-        store = Store()
-        anchors = AdaptiveTimeouts(store, factor=1.5, min_s=0.3, max_s=20.0)  # pyright: ignore[reportArgumentType]
-        rewards = RewardScorer(pool(), anchors=anchors)
-        of = task(**SUMS)
-        hanging = response("import time; time.sleep(1000)")
-        assert (await rewards.score(response(ADD), of)).reward == 1.0
-        known = anchors.timeouts_s(task_key(of))
-        assert len(known) == 3 and max(known) < 20.0
-        judged = await rewards.score(hanging, of)
-        assert [s.verdict for s in judged.scores] == ["timeout"] and judged.reward == 0.0
-        await rewards.close()
-        assert set(store.known) == {task_key(of)} and len(store.known[task_key(of)]) == 3
-
-    run(body())
+    store = Store()
+    anchors = AdaptiveTimeouts(store, factor=1.5, min_s=0.3, max_s=20.0)  # pyright: ignore[reportArgumentType]
+    rewards = RewardScorer(pool(), anchors=anchors)
+    of = task(**SUMS)
+    hanging = response("import time; time.sleep(1000)")
+    assert (await rewards.score(response(ADD), of)).reward == 1.0
+    known = anchors.timeouts_s(task_key(of))
+    assert len(known) == 3 and max(known) < 20.0
+    judged = await rewards.score(hanging, of)
+    assert [s.verdict for s in judged.scores] == ["timeout"] and judged.reward == 0.0
+    await rewards.close()
+    assert set(store.known) == {task_key(of)} and len(store.known[task_key(of)]) == 3
 
 
-def test_hanging_answer_that_began_before_its_first_right_sibling_has_the_siblings_timeout():
+async def test_hanging_answer_that_began_before_its_first_right_sibling_has_the_siblings_timeout():
     """RollPacker 4.3: the deadline follows the anchor while an answer runs."""
 
     class Store:
@@ -322,18 +301,15 @@ def test_hanging_answer_that_began_before_its_first_right_sibling_has_the_siblin
         def raise_anchors(self, told):
             pass
 
-    async def body():
-        settings = RewardsConfig(max_timeout_s=10_000.0, max_answer_s=10_000.0)
-        anchors = AdaptiveTimeouts(Store(), factor=1.5, min_s=0.3, max_s=10_000.0)  # pyright: ignore[reportArgumentType]
-        rewards = RewardScorer(pool(num_workers=2, settings=settings), anchors=anchors)
-        of = task(**SUMS)
-        hanging = asyncio.create_task(rewards.score(response("while True: pass"), of))
-        await asyncio.to_thread(wait_until, lambda: any(map(programs_of, workers())), "it runs", deadline_s=60)
-        assert (await rewards.score(response(ADD), of)).reward == 1.0
-        assert [s.verdict for s in (await hanging).scores] == ["timeout"]
-        await rewards.close()
-
-    run(body())
+    settings = RewardsConfig(max_timeout_s=10_000.0, max_answer_s=10_000.0)
+    anchors = AdaptiveTimeouts(Store(), factor=1.5, min_s=0.3, max_s=10_000.0)  # pyright: ignore[reportArgumentType]
+    rewards = RewardScorer(pool(num_workers=2, settings=settings), anchors=anchors)
+    of = task(**SUMS)
+    hanging = asyncio.create_task(rewards.score(response("while True: pass"), of))
+    await asyncio.to_thread(wait_until, lambda: any(map(programs_of, workers())), "it runs", deadline_s=60)
+    assert (await rewards.score(response(ADD), of)).reward == 1.0
+    assert [s.verdict for s in (await hanging).scores] == ["timeout"]
+    await rewards.close()
 
 
 STARTER = {
@@ -353,7 +329,7 @@ def test_function_has_what_leetcode_has_imported(name):
     assert judged(STARTER[name], calls).verdict == "ok"
 
 
-def test_rows_own_solution_is_run_once_when_its_group_begins_and_gives_the_first_anchors():
+async def test_rows_own_solution_is_run_once_when_its_group_begins_and_gives_the_first_anchors():
     class Store:
         def anchors(self, keys):
             return {}
@@ -361,24 +337,21 @@ def test_rows_own_solution_is_run_once_when_its_group_begins_and_gives_the_first
         def raise_anchors(self, told):
             pass
 
-    async def body():
-        anchors = AdaptiveTimeouts(Store(), factor=1.5, min_s=0.3, max_s=20.0)  # pyright: ignore[reportArgumentType]
-        one, asked = pool(), []
-        ask = one.score
-        one.score = lambda *given, **more: asked.append(given) or ask(*given, **more)  # pyright: ignore[reportAttributeAccessIssue]
-        rewards = RewardScorer(one, anchors=anchors)
-        own, none = task(**SUMS, solution=ADD), task(**SUMS, solution="print(0)")
-        for of in (own, none, task(**SUMS), own):
-            rewards.begin(of)
-        runs = dict(rewards._own_runs)
-        assert set(runs) == {task_key(own), task_key(none)}
-        await asyncio.gather(*runs.values())
-        assert len(anchors.timeouts_s(task_key(own))) == 3 and anchors.timeouts_s(task_key(none)) == ()
-        rewards.begin(own)
-        assert rewards._own_runs == runs and len(asked) == 2
-        await rewards.close()
-
-    run(body())
+    anchors = AdaptiveTimeouts(Store(), factor=1.5, min_s=0.3, max_s=20.0)  # pyright: ignore[reportArgumentType]
+    one, asked = pool(), []
+    ask = one.score
+    one.score = lambda *given, **more: asked.append(given) or ask(*given, **more)  # pyright: ignore[reportAttributeAccessIssue]
+    rewards = RewardScorer(one, anchors=anchors)
+    own, none = task(**SUMS, solution=ADD), task(**SUMS, solution="print(0)")
+    for of in (own, none, task(**SUMS), own):
+        rewards.begin(of)
+    runs = dict(rewards._own_runs)
+    assert set(runs) == {task_key(own), task_key(none)}
+    await asyncio.gather(*runs.values())
+    assert len(anchors.timeouts_s(task_key(own))) == 3 and anchors.timeouts_s(task_key(none)) == ()
+    rewards.begin(own)
+    assert rewards._own_runs == runs and len(asked) == 2
+    await rewards.close()
 
 
 @pytest.mark.parametrize("code_in", ["block", "text"])

@@ -1,4 +1,5 @@
 import asyncio
+import contextlib
 import socket
 
 import pytest
@@ -67,25 +68,24 @@ async def is_closed(reader: asyncio.StreamReader) -> bool:
         return True
 
 
-def with_door(body, **kwargs) -> None:
-    async def run() -> None:
-        listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
-        door: list[ConnectionGuard] = []
-        door.append(ConnectionGuard(listener, lambda: Echo(door), tls=None, **kwargs))
-        task = asyncio.create_task(door[0].run())
-        try:
-            async with asyncio.timeout(30):
-                await body(listener.getsockname(), door[0])
-        finally:
-            task.cancel()
-            await asyncio.wait({task})
-            listener.close()
+@contextlib.asynccontextmanager
+async def opened(**kwargs):
+    """The address and the guard of a server that is closed at the end."""
+    listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
+    door: list[ConnectionGuard] = []
+    door.append(ConnectionGuard(listener, lambda: Echo(door), tls=None, **kwargs))
+    task = asyncio.create_task(door[0].run())
+    try:
+        async with asyncio.timeout(30):
+            yield listener.getsockname(), door[0]
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+        listener.close()
 
-    asyncio.run(run())
 
-
-def test_connections_beyond_the_bound_push_out_the_oldest_that_showed_nothing():
-    async def body(address, door: ConnectionGuard) -> None:
+async def test_connections_beyond_the_bound_push_out_the_oldest_that_showed_nothing():
+    async with opened(max_connections=4) as (address, door):
         known = await connect(address)
         assert await say(known, b"token") == b"token"
         idle = []
@@ -98,21 +98,17 @@ def test_connections_beyond_the_bound_push_out_the_oldest_that_showed_nothing():
         for pair in (known, *idle[3:]):
             assert await say(pair, b"y") == b"y"
 
-    with_door(body, max_connections=4)
 
-
-def test_connection_that_shows_no_token_in_time_is_closed_and_one_that_did_stays():
-    async def body(address, door: ConnectionGuard) -> None:
+async def test_connection_that_shows_no_token_in_time_is_closed_and_one_that_did_stays():
+    async with opened(prove_s=0.2) as (address, door):
         known, idle = await connect(address), await connect(address)
         assert await say(known, b"token") == b"token"
         assert await is_closed(idle[0])
         assert await say(known, b"y") == b"y"
 
-    with_door(body, prove_s=0.2)
 
-
-def test_full_of_known_connections_the_next_is_refused_until_one_leaves():
-    async def body(address, door: ConnectionGuard) -> None:
+async def test_full_of_known_connections_the_next_is_refused_until_one_leaves():
+    async with opened(max_connections=3) as (address, door):
         known = [await connect(address) for _ in range(3)]
         for pair in known:
             assert await say(pair, b"token") == b"token"
@@ -128,12 +124,10 @@ def test_full_of_known_connections_the_next_is_refused_until_one_leaves():
             except ConnectionResetError:
                 continue
 
-    with_door(body, max_connections=3)
-
 
 @pytest.mark.parametrize("num", [1000])
-def test_a_thousand_idle_connections_leave_a_known_one_and_a_new_one_served(num):
-    async def body(address, door: ConnectionGuard) -> None:
+async def test_a_thousand_idle_connections_leave_a_known_one_and_a_new_one_served(num):
+    async with opened(max_connections=256) as (address, door):
         known = await connect(address)
         assert await say(known, b"token") == b"token"
         idle = [socket.create_connection(address) for _ in range(num)]
@@ -143,5 +137,3 @@ def test_a_thousand_idle_connections_leave_a_known_one_and_a_new_one_served(num)
         assert door.num_connections <= 256
         for one in idle:
             one.close()
-
-    with_door(body, max_connections=256)

@@ -29,20 +29,16 @@ def halting():
     made.close()
 
 
-def test_what_comes_slowly_is_seen_to_come(halting):
+async def test_what_comes_slowly_is_seen_to_come(halting):
     """A megabyte may take longer than a reader waits for a sign of life."""
     server, go_on = halting
-
-    async def body() -> None:
-        into = bytearray(len(DATA))
-        steps = ObjectSource(open_source(server.url, max_retries=0)).read("slot-0", 0, memoryview(into))
-        assert await anext(steps) == 0
-        async with asyncio.timeout(5):
-            there = await anext(steps)
-        assert 0 < there <= PART_BYTES and into[:there] == DATA[:there]
-        go_on.set()
-        async for num_bytes in steps:
-            there += num_bytes
-        assert there == len(DATA) and into == DATA
-
-    asyncio.run(body())
+    into = bytearray(len(DATA))
+    steps = ObjectSource(open_source(server.url, max_retries=0)).read("slot-0", 0, memoryview(into))
+    assert await anext(steps) == 0
+    async with asyncio.timeout(5):
+        there = await anext(steps)
+    assert 0 < there <= PART_BYTES and into[:there] == DATA[:there]
+    go_on.set()
+    async for num_bytes in steps:
+        there += num_bytes
+    assert there == len(DATA) and into == DATA
