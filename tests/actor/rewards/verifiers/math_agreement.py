@@ -15,8 +15,8 @@ from typing import Any
 from actor.rewards.types import Response
 from actor.rewards.verifier_pool import COMMAND, HangError, VerifierError, VerifierPool
 from bridge.rollout_types import Task
-from tests.actor.rewards.verifiers.make_math_pairs import FILE
 
+FILE = Path(__file__).with_name("math_pairs.jsonl")
 PAGE = Path(__file__).resolve().parents[4] / "docs" / "math_equivalence.md"
 BEGIN, END = "<!-- made by tests/actor/rewards/verifiers/math_agreement.py -->\n", "<!-- end -->\n"
 LIBRARY_COMMAND = (sys.executable, "-m", "tests.actor.rewards.verifiers.library_worker")
@@ -36,6 +36,11 @@ class Verdicts:
 
 
 def golden() -> list[dict[str, Any]]:
+    """Returns the pairs: a gold answer, a response, how that ended, and whether it is right.
+
+    Neither a verifier nor computer algebra is asked: a verdict follows from exact arithmetic, or is set by hand, with
+    the reason (`why`) where it isn't plain. `limitation` says why `math` gives the other verdict.
+    """
     return [json.loads(line) for line in FILE.read_text().splitlines()]
 
 

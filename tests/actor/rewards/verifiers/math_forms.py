@@ -19,7 +19,7 @@ def boxed(text: str) -> str:
 
 
 def pairs() -> list[dict[str, Any]]:
-    """Returns the pairs in the format of `make_math_pairs.pairs`, each with an id of its own."""
+    """Returns the pairs in the format of `math_agreement.golden`, each with an id of its own."""
     made: list[dict[str, Any]] = []
     counts: dict[str, int] = {}
     for line in FILE.read_text(encoding="utf-8").splitlines():
