@@ -206,18 +206,15 @@ def test_check_room_counts_two_snapshots_and_a_copy(folder, tmp_path, monkeypatc
     assert set(asked) == {tmp_path}
 
 
-def test_check_room_counts_the_served_dtype_and_what_the_run_has_there(folder, tmp_path, monkeypatch):
+def test_check_room_counts_the_served_dtype_and_what_the_run_has_there(folder, tmp_path, set_free):
     (folder / "model.safetensors").write_bytes(b"x" * 1000)
     edit(folder / "config.json", torch_dtype="bfloat16")  # served in float32: twice the file
-    free = 6000
-    monkeypatch.setattr(
-        preflight.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**6, 10**6 - free, free)
-    )
     config = config_of(
         publish=sections.PublishConfig(snapshot_dir=str(tmp_path)), run=sections.RunConfig(dir=str(tmp_path / "run"))
     )
+    set_free(6000)
     preflight.check(config, folder)
-    free = 5999
+    set_free(5999)
     assert "publish.snapshot_dir" in refusal(folder, config)
     set_up_run(config)
     snapshots = snapshot_folder(config)
@@ -226,16 +223,13 @@ def test_check_room_counts_the_served_dtype_and_what_the_run_has_there(folder, t
     preflight.check(config, folder)
 
 
-def test_check_run_room_counts_the_checkpoints_that_are_there_at_once(folder, tmp_path, monkeypatch):
+def test_check_run_room_counts_the_checkpoints_that_are_there_at_once(folder, tmp_path, set_free):
     (folder / "model.safetensors").write_bytes(b"x" * 1000)  # 250 parameters
-    free = 3 * 3 * 1000
-    monkeypatch.setattr(
-        preflight.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**6, 10**6 - free, free)
-    )
+    set_free(3 * 3 * 1000)
     run = tmp_path / "run"
     config = config_of(run=sections.RunConfig(dir=str(run), num_updates=100))
     preflight.check_disk_space(config, folder)
-    free -= 1
+    set_free(3 * 3 * 1000 - 1)
     with pytest.raises(ValueError, match="for 3 more checkpoints.*--config.run.dir"):
         preflight.check_disk_space(config, folder)
     # One save, at the end.
@@ -253,7 +247,7 @@ def test_check_run_room_counts_the_checkpoints_that_are_there_at_once(folder, tm
     ],
 )
 def test_check_run_room_what_an_earlier_start_has_saved_has_its_room(
-    folder, tmp_path, monkeypatch, there, num_updates, num_to_come
+    folder, tmp_path, set_free, there, num_updates, num_to_come
 ):
     (folder / "model.safetensors").write_bytes(b"x" * 1000)
     config = config_of(run=sections.RunConfig(dir=str(tmp_path / "run"), num_updates=num_updates))
@@ -263,30 +257,28 @@ def test_check_run_room_what_an_earlier_start_has_saved_has_its_room(
     killed.mkdir()
     (killed / "arrays").write_bytes(b"x" * 500)
     free = max(0, 3000 * num_to_come - 500)
-    monkeypatch.setattr(
-        preflight.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**6, 10**6 - free, free)
-    )
+    set_free(free)
     preflight.check_disk_space(config, folder)
     if num_to_come:
-        free -= 1
+        set_free(free - 1)
         with pytest.raises(OSError, match=f"for {num_to_come} more checkpoints"):
             preflight.check_disk_space(config, folder)
 
 
-def test_disk_of_a_run_with_a_critic_has_room_for_both_models(folder, tmp_path, monkeypatch):
+def test_disk_of_a_run_with_a_critic_has_room_for_both_models(folder, tmp_path, set_free):
     (folder / "model.safetensors").write_bytes(b"x" * 1000)
     run = sections.RunConfig(dir=str(tmp_path / "run"), num_updates=4)
     config = config_of(run=run, loss=sections.LossConfig(advantage="gae"))
     free = 2 * 250 * 12  # one save; weights and two moments
-    monkeypatch.setattr(preflight.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**6, 10**6, free))
+    set_free(free)
     preflight.check_disk_space(config, folder)
-    free -= 1
+    set_free(free - 1)
     with pytest.raises(ValueError, match="for 1 more checkpoints"):
         preflight.check_disk_space(config, folder)
 
 
 @pytest.mark.parametrize(("has_begun", "error"), [(False, ValueError), (True, OSError)])
-def test_disks_of_a_run_that_has_begun_may_have_room_again(folder, tmp_path, monkeypatch, has_begun, error):
+def test_disks_of_a_run_that_has_begun_may_have_room_again(folder, tmp_path, monkeypatch, set_free, has_begun, error):
     (folder / "model.safetensors").write_bytes(b"x" * 1000)
     config = config_of(run=sections.RunConfig(dir=str(tmp_path / "run")))
     if has_begun:
@@ -296,7 +288,7 @@ def test_disks_of_a_run_that_has_begun_may_have_room_again(folder, tmp_path, mon
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(preflight.tempfile, "TemporaryFile", full)
-    monkeypatch.setattr(preflight.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**6, 10**6, 0))
+    set_free(0)
     for check in (preflight.check_folders, preflight.check_snapshot_room, preflight.check_disk_space):
         with pytest.raises(error):
             check(config, folder)
@@ -304,7 +296,7 @@ def test_disks_of_a_run_that_has_begun_may_have_room_again(folder, tmp_path, mon
 
 @pytest.mark.parametrize("param_dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("optimizer", [{}, {"mu_dtype": "bfloat16"}, {"name": "adafactor"}, {"name": "muon"}])
-def test_check_run_room_is_what_the_optimizer_keeps(folder, tmp_path, monkeypatch, param_dtype, optimizer):
+def test_check_run_room_is_what_the_optimizer_keeps(folder, tmp_path, set_free, param_dtype, optimizer):
     config = config_of(
         run=sections.RunConfig(dir=str(tmp_path / "run"), num_updates=4),
         model=sections.ModelConfig(param_dtype=param_dtype),
@@ -319,12 +311,9 @@ def test_check_run_room_is_what_the_optimizer_keeps(folder, tmp_path, monkeypatc
     state = jax.eval_shape(make_optimizer(config.optimizer, num_steps=1).init, params)
     kept = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves((params, state)))
     (folder / "model.safetensors").write_bytes(bytes(4 * 2 * 1024 * 1024))
-    free = kept
-    monkeypatch.setattr(
-        preflight.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9 - free, free)
-    )
+    set_free(kept)
     preflight.check_disk_space(config, folder)
-    free = kept * 99 // 100
+    set_free(kept * 99 // 100)
     with pytest.raises(ValueError, match="set another --config.run.dir"):
         preflight.check_disk_space(config, folder)
 

@@ -4,7 +4,6 @@ import dataclasses
 import json
 import math
 import pathlib
-import shutil
 from typing import Any
 
 import pytest
@@ -53,12 +52,6 @@ def written() -> dict[str, Any]:
     return json.loads(eight_devices.run(CODE, xla_flags="--xla_force_host_platform_device_count=64").splitlines()[-1])
 
 
-def with_free(monkeypatch: pytest.MonkeyPatch, gib: float) -> None:
-    free = int(gib * GIB)
-    usage = shutil._ntuple_diskusage(2 * free, free, free)
-    monkeypatch.setattr(preflight.shutil, "disk_usage", lambda path: usage)
-
-
 def sparse_model(folder: pathlib.Path, num_bytes: float) -> pathlib.Path:
     """A model's folder of which only the size is looked at."""
     folder.mkdir()
@@ -80,16 +73,16 @@ def test_documented_hosts_hold_their_own_rows_and_the_rendered_memory_has_room_f
     assert (found.learner_shm_gib, found.actor_shm_gib) == (7, 32)
 
 
-def test_documented_learner_starts_in_the_memory_it_was_rendered(tmp_path, monkeypatch, written):
+def test_documented_learner_starts_in_the_memory_it_was_rendered(tmp_path, set_free, written):
     found = v5p_and_h100()
     path = tmp_path / "config.json"
     path.write_text(to_json(found.config))  # as the ConfigMap has it
     there = apply(load_preset(str(path)), {"run.dir": str(tmp_path / "run"), "publish.snapshot_dir": str(tmp_path)})
     assert there.actor.num_engines == 32 and there.learner.num_processes == 16
     model = sparse_model(tmp_path / "model", written["whole"])
-    with_free(monkeypatch, found.learner_shm_gib)
+    set_free(found.learner_shm_gib * GIB)
     preflight.check_snapshot_room(there, model)
-    with_free(monkeypatch, 2 * written["whole"] / 16 / GIB - 0.1)
+    set_free(2 * written["whole"] / 16 - 0.1 * GIB)
     with pytest.raises(ValueError, match="1.8 GiB free for snapshots .two slots of one of 16 hosts"):
         preflight.check_snapshot_room(there, model)
 
@@ -133,7 +126,7 @@ def test_one_node_counts_whole_slots_and_a_mirror_for_each_engine():
         ("https", ("learner", "actor"), None, 2 + 3),  # launch.local
     ],
 )
-def test_room_is_looked_for_what_is_on_this_machine(tmp_path, monkeypatch, serve, roles, num_hosts, copies):
+def test_room_is_looked_for_what_is_on_this_machine(tmp_path, set_free, serve, roles, num_hosts, copies):
     model = sparse_model(tmp_path / "model", 10 * GIB)
     given = config(
         "tiny",
@@ -144,8 +137,8 @@ def test_room_is_looked_for_what_is_on_this_machine(tmp_path, monkeypatch, serve
         model__served_dtype="bfloat16",
     )
     given = dataclasses.replace(given, publish=PublishConfig(serve=serve, snapshot_dir=str(tmp_path)))
-    with_free(monkeypatch, copies * 10)
+    set_free(copies * 10 * GIB)
     preflight.check_snapshot_room(given, model, roles=roles, num_hosts=num_hosts)
-    with_free(monkeypatch, copies * 10 - 0.01)
+    set_free((copies * 10 - 0.01) * GIB)
     with pytest.raises(ValueError, match=f"{copies * 10:.1f} GiB free for snapshots"):
         preflight.check_snapshot_room(given, model, roles=roles, num_hosts=num_hosts)

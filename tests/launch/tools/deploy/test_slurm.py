@@ -124,6 +124,36 @@ def test_word_is_one_word_with_its_variables_and_nothing_else_taken_in(text):
     assert said == text.replace("$(name)", "v 1") + "|"
 
 
+def end_of(tmp_path, job, script, *events, is_finished=False):
+    """The fake Slurm of a job, its exit code and its output; the events come once all its processes wait."""
+    deployment = one_node("slurm") if job == "node" else gpus_alone("slurm")
+    slurm = FakeSlurm(tmp_path / "slurm", deployment, script=script.split())
+    if is_finished:
+        slurm.finished.touch()
+    process = slurm.start(f"{job}.sbatch")
+    if events:
+        slurm.wait_for(2 if job == "learner" else 1)
+    for event in events:
+        match event:
+            case "steps told":
+                slurm.tell_steps()
+            case "finished":
+                slurm.finished.touch()
+            case "COMPLETING":
+                slurm.set_state(event)
+            case _:
+                process.send_signal(signal.Signals[event])
+    return slurm, *slurm.end(process)
+
+
+def requeued(slurm):
+    return [c for c in slurm.called("scontrol") if "requeue" in c]
+
+
+def names(slurm):
+    return [a for c in slurm.called("python") for a in shlex.split(c) if a.startswith("--name=")]
+
+
 def test_submit_starts_the_learner_and_the_actors_after_it(tmp_path):
     slurm = FakeSlurm(tmp_path / "slurm", gpus_alone("slurm"), script=[])
     assert slurm.end(slurm.start("submit.sh"))[0] == 0
@@ -131,8 +161,7 @@ def test_submit_starts_the_learner_and_the_actors_after_it(tmp_path):
 
 
 def test_learner_runs_a_process_a_host_and_is_done(tmp_path):
-    slurm = FakeSlurm(tmp_path / "slurm", gpus_alone("slurm"), script=["0", "0"])
-    code, out = slurm.end(slurm.start("learner.sbatch"))
+    slurm, code, out = end_of(tmp_path, "learner", "0 0")
     assert code == 0 and "is finished" in out
     started = [shlex.split(c) for c in slurm.called("python")]
     assert sorted(a for s in started for a in s if a.startswith("--process_id")) == ["--process_id=0", "--process_id=1"]
@@ -148,12 +177,8 @@ def test_learner_runs_a_process_a_host_and_is_done(tmp_path):
 
 @pytest.mark.heavy
 def test_learner_whose_hosts_alone_are_told_to_stop_is_queued_again_and_not_done(tmp_path):
-    slurm = FakeSlurm(tmp_path / "slurm", gpus_alone("slurm"), script=["wait", "wait"])
-    slurm.finished.touch()  # of an earlier job of this run, which goes on
-    job = slurm.start("learner.sbatch")
-    slurm.wait_for(2)
-    slurm.tell_steps()
-    code, out = slurm.end(job)
+    # Finished says an earlier job of this run, which goes on.
+    slurm, code, out = end_of(tmp_path, "learner", "wait wait", "steps told", is_finished=True)
     assert code == 0 and "is finished" not in out and "stop requested for the hosts: requeued" in out
     assert slurm.calls[-1] == "scontrol requeue 4242"
     assert not slurm.finished.exists() and not list(slurm.out.glob("stopped-*"))
@@ -161,49 +186,33 @@ def test_learner_whose_hosts_alone_are_told_to_stop_is_queued_again_and_not_done
 
 @pytest.mark.heavy
 def test_learner_that_stops_while_slurm_ends_its_job_is_not_queued_again(tmp_path):
-    slurm = FakeSlurm(tmp_path / "slurm", gpus_alone("slurm"), script=["wait", "wait"])
-    job = slurm.start("learner.sbatch")
-    slurm.wait_for(2)
-    slurm.set_state("COMPLETING")
-    slurm.tell_steps()
-    code, out = slurm.end(job)
+    slurm, code, out = end_of(tmp_path, "learner", "wait wait", "COMPLETING", "steps told")
     assert code == 1 and "is finished" not in out and not slurm.finished.exists()
-    assert not [c for c in slurm.called("scontrol") if "requeue" in c] and not slurm.called("scancel")
+    assert not requeued(slurm) and not slurm.called("scancel")
 
 
 @pytest.mark.heavy
 def test_learner_that_is_done_as_its_time_is_up_is_done(tmp_path):
-    slurm = FakeSlurm(tmp_path / "slurm", gpus_alone("slurm"), script=["serve", "serve"])
-    job = slurm.start("learner.sbatch")
-    slurm.wait_for(2)
-    job.send_signal(signal.SIGUSR1)
-    code, out = slurm.end(job)
-    assert code == 0 and "is finished" in out and slurm.finished.exists()
-    assert not [c for c in slurm.called("scontrol") if "requeue" in c]
+    slurm, code, out = end_of(tmp_path, "learner", "serve serve", "SIGUSR1")
+    assert code == 0 and "is finished" in out and slurm.finished.exists() and not requeued(slurm)
 
 
 def test_learner_that_dies_starts_again_with_all_its_hosts(tmp_path):
-    slurm = FakeSlurm(tmp_path / "slurm", gpus_alone("slurm"), script=["1", "137", "0"])
-    code, out = slurm.end(slurm.start("learner.sbatch"))
+    slurm, code, out = end_of(tmp_path, "learner", "1 137 0")
     assert code == 0, out
     assert len(slurm.called("srun")) == 2 and "exited with code 137; restarting" in out
 
 
 @pytest.mark.parametrize("hopeless", ["2", "5"])
 def test_learner_that_must_not_start_again_ends_its_actors(hopeless, tmp_path):
-    slurm = FakeSlurm(tmp_path / "slurm", gpus_alone("slurm"), script=[hopeless, "143", "0"])
-    assert slurm.end(slurm.start("learner.sbatch"))[0] == 1
-    assert len(slurm.called("srun")) == 1
+    slurm, code, _ = end_of(tmp_path, "learner", f"{hopeless} 143 0")
+    assert code == 1 and len(slurm.called("srun")) == 1
     assert slurm.called("scancel") == ["scancel --user=me --name=tpu-v5p-64-actors"]
 
 
 @pytest.mark.heavy
 def test_learner_whose_time_is_up_is_told_once_and_queued_again(tmp_path):
-    slurm = FakeSlurm(tmp_path / "slurm", gpus_alone("slurm"), script=["wait", "wait", "wait"])
-    job = slurm.start("learner.sbatch")
-    slurm.wait_for(2)
-    job.send_signal(signal.SIGUSR1)
-    code, out = slurm.end(job)
+    slurm, code, out = end_of(tmp_path, "learner", "wait wait wait", "SIGUSR1")
     assert code == 0, out
     assert slurm.calls.count("told") == 2, "each of two processes once"
     assert slurm.calls[-1] == "scontrol requeue 4242"
@@ -211,17 +220,9 @@ def test_learner_whose_time_is_up_is_told_once_and_queued_again(tmp_path):
 
 @pytest.mark.heavy
 def test_learner_that_somebody_ends_is_not_queued_again(tmp_path):
-    slurm = FakeSlurm(tmp_path / "slurm", gpus_alone("slurm"), script=["wait", "wait", "wait"])
-    job = slurm.start("learner.sbatch")
-    slurm.wait_for(2)
-    job.terminate()
-    slurm.end(job)
-    assert "told" in slurm.calls and not [c for c in slurm.called("scontrol") if "requeue" in c]
+    slurm, *_ = end_of(tmp_path, "learner", "wait wait wait", "SIGTERM")
+    assert "told" in slurm.calls and not requeued(slurm)
     assert not [c for c in slurm.called("scancel") if "--name" in c]
-
-
-def requeued(slurm):
-    return [c for c in slurm.called("scontrol") if "requeue" in c]
 
 
 @pytest.mark.parametrize("name", ["USR1", "TERM"])
@@ -246,80 +247,53 @@ def test_step_whose_end_comes_as_it_is_started_is_told_once(job, num_processes, 
     assert len(slurm.called("srun")) == 1 and len(requeued(slurm)) == (name == "USR1")
 
 
-def names(slurm):
-    return [a for c in slurm.called("python") for a in shlex.split(c) if a.startswith("--name=")]
-
-
 def test_actor_that_dies_starts_again_alone_under_a_new_name(tmp_path):
-    slurm = FakeSlurm(tmp_path / "slurm", gpus_alone("slurm"), script=["1", "137", "finish"])
-    assert slurm.end(slurm.start("actors.sbatch"))[0] == 0
-    assert names(slurm) == ["--name=actor-3", "--name=actor-3-r1", "--name=actor-3-r2"]
+    slurm, code, _ = end_of(tmp_path, "actors", "1 137 finish")
+    assert code == 0 and names(slurm) == ["--name=actor-3", "--name=actor-3-r1", "--name=actor-3-r2"]
 
 
 def test_actor_that_wants_other_limits_keeps_its_name(tmp_path):
-    slurm = FakeSlurm(tmp_path / "slurm", gpus_alone("slurm"), script=["75", "finish"])
-    assert slurm.end(slurm.start("actors.sbatch"))[0] == 0
-    assert names(slurm) == ["--name=actor-3", "--name=actor-3"]
+    slurm, code, _ = end_of(tmp_path, "actors", "75 finish")
+    assert code == 0 and names(slurm) == ["--name=actor-3", "--name=actor-3"]
 
 
 def test_actor_that_can_never_start_is_given_up(tmp_path):
-    slurm = FakeSlurm(tmp_path / "slurm", gpus_alone("slurm"), script=["2", "0"])
-    assert slurm.end(slurm.start("actors.sbatch"))[0] == 2
-    assert len(names(slurm)) == 1
+    slurm, code, _ = end_of(tmp_path, "actors", "2 0")
+    assert code == 2 and len(names(slurm)) == 1
 
 
 @pytest.mark.heavy
 def test_actor_whose_time_is_up_leaves_and_is_queued_again(tmp_path):
-    slurm = FakeSlurm(tmp_path / "slurm", gpus_alone("slurm"), script=["serve"])
-    job = slurm.start("actors.sbatch")
-    slurm.wait_for(1)
-    job.send_signal(signal.SIGUSR1)
-    assert slurm.end(job)[0] == 0
-    assert slurm.calls.count("told") == 1 and slurm.calls[-1] == "scontrol requeue 4242"
+    slurm, code, _ = end_of(tmp_path, "actors", "serve", "SIGUSR1")
+    assert code == 0 and slurm.calls.count("told") == 1 and slurm.calls[-1] == "scontrol requeue 4242"
 
 
 @pytest.mark.heavy
 def test_actor_whose_time_is_up_after_the_run_is_finished_is_not_queued_again(tmp_path):
-    slurm = FakeSlurm(tmp_path / "slurm", gpus_alone("slurm"), script=["serve"])
-    job = slurm.start("actors.sbatch")
-    slurm.wait_for(1)  # for a learner
-    slurm.finished.touch()
-    job.send_signal(signal.SIGUSR1)
-    assert slurm.end(job)[0] == 0
-    assert slurm.calls.count("told") == 1 and not slurm.called("scontrol")
+    slurm, code, _ = end_of(tmp_path, "actors", "serve", "finished", "SIGUSR1")
+    assert code == 0 and slurm.calls.count("told") == 1 and not slurm.called("scontrol")
 
 
 def test_actor_of_a_finished_run_is_not_started(tmp_path):
-    slurm = FakeSlurm(tmp_path / "slurm", gpus_alone("slurm"), script=["serve"])
-    slurm.finished.touch()
-    assert slurm.end(slurm.start("actors.sbatch"))[0] == 0
-    assert not slurm.called("srun") and not slurm.called("scontrol")
+    slurm, code, _ = end_of(tmp_path, "actors", "serve", is_finished=True)
+    assert code == 0 and not slurm.called("srun") and not slurm.called("scontrol")
 
 
 @pytest.mark.heavy
 def test_actor_that_alone_is_told_to_leave_is_queued_again(tmp_path):
-    slurm = FakeSlurm(tmp_path / "slurm", gpus_alone("slurm"), script=["serve"])
-    job = slurm.start("actors.sbatch")
-    slurm.wait_for(1)
-    slurm.tell_steps()
-    assert slurm.end(job)[0] == 0
-    assert slurm.calls[-1] == "scontrol requeue 4242"
+    slurm, code, _ = end_of(tmp_path, "actors", "serve", "steps told")
+    assert code == 0 and slurm.calls[-1] == "scontrol requeue 4242"
 
 
 @pytest.mark.parametrize(("script", "queued"), [("130", True), ("0", False), ("1", False)])
 def test_node_is_queued_again_where_launch_local_alone_was_told_to_stop(script, queued, tmp_path):
-    slurm = FakeSlurm(tmp_path / "slurm", one_node("slurm"), script=[script])
-    slurm.end(slurm.start("node.sbatch"))
-    assert bool([c for c in slurm.called("scontrol") if "requeue" in c]) == queued
+    slurm, *_ = end_of(tmp_path, "node", script)
+    assert bool(requeued(slurm)) == queued
 
 
 @pytest.mark.heavy
 def test_node_whose_time_is_up_is_queued_again(tmp_path):
-    slurm = FakeSlurm(tmp_path / "slurm", one_node("slurm"), script=["wait"])
-    job = slurm.start("node.sbatch")
-    slurm.wait_for(1)
-    job.send_signal(signal.SIGUSR1)
-    slurm.end(job)
+    slurm, *_ = end_of(tmp_path, "node", "wait", "SIGUSR1")
     assert slurm.calls[-1] == "scontrol requeue 4242"
 
 
