@@ -77,13 +77,6 @@ class Setup:
 
 
 @pytest.fixture
-def store(tmp_path):
-    store = SqliteStore(tmp_path / "store.sqlite")
-    yield store
-    store.close()
-
-
-@pytest.fixture
 def s(store):
     return Setup(store)
 

@@ -1,23 +1,15 @@
-import contextlib
 import dataclasses
 
 import numpy as np
 import pytest
 
 from bridge.rollout_types import RewardPart, Sampling, Task, Version
-from bridge.store.open import SqliteStore
 from learner.data.problem import Problem
 from learner.evaluation.pinned_requests import PinnedRequests, pinned_tickets, probe_problems
 from tests.bridge.factories import make_group, make_rollout, make_ticket
 from tests.learner.schedule.fakes import Problems
 
 V3 = Version(incarnation=1, step=3)
-
-
-@pytest.fixture
-def store(tmp_path):
-    with contextlib.closing(SqliteStore(tmp_path / "store.db")) as opened:
-        yield opened
 
 
 def problems(count, samples=2):

@@ -1,6 +1,5 @@
 """Choice of the frontier's width; the oracles are sums by hand, and a simulation token by token."""
 
-import contextlib
 import json
 import logging
 import math
@@ -13,7 +12,6 @@ from hypothesis import strategies as st
 
 from bridge.heartbeat_types import DecodeSpeed, Heartbeat
 from bridge.rollout_types import Version
-from bridge.store.open import SqliteStore
 from configs import sections
 from configs.schema import Config
 from learner.schedule import frontier_width
@@ -139,10 +137,9 @@ MEASURED = rows(
 
 
 @pytest.fixture
-def store(tmp_path, monkeypatch):
+def store(store, monkeypatch):
     monkeypatch.setattr(frontier_width, "REPORT_WAIT_S", 0.0)  # no actor reports after a round
-    with contextlib.closing(SqliteStore(tmp_path / "store.db")) as opened:
-        yield opened
+    return store
 
 
 def serve(store, *places, speeds=MEASURED):

@@ -1,6 +1,5 @@
 """Arrivals in a real store: races end, prompts without signal are replaced, nothing is trained under another's id."""
 
-import contextlib
 import dataclasses
 from typing import Any
 
@@ -8,7 +7,6 @@ import numpy as np
 import pytest
 
 from bridge.rollout_types import Version
-from bridge.store.open import SqliteStore
 from configs import schema, sections
 from configs.sections.teacher import Teacher
 from learner.metrics.sample_record import SamplePick
@@ -63,12 +61,6 @@ class Desk:
         claimed = self.store.claim("a", limit=99, lease_s=60)
         self.store.release("a", [t.id for t in claimed])
         return [(t.order, int(t.prompt_tokens[0])) for t in claimed]
-
-
-@pytest.fixture
-def store(tmp_path):
-    with contextlib.closing(SqliteStore(tmp_path / "store.db")) as opened:
-        yield opened
 
 
 def test_the_rth_arrival_withdraws_the_losers(store):

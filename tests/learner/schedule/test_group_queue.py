@@ -1,4 +1,3 @@
-import contextlib
 import json
 import threading
 from types import SimpleNamespace
@@ -6,18 +5,11 @@ from typing import Any
 
 import pytest
 
-from bridge.store.open import SqliteStore
 from learner.schedule import group_queue
 from learner.schedule.group_filter import GroupFilter
 from learner.schedule.group_queue import GroupQueue
 from tests.bridge.factories import make_group, make_rollout, make_ticket
 from tests.learner.schedule.fakes import Marks
-
-
-@pytest.fixture
-def store(tmp_path):
-    with contextlib.closing(SqliteStore(tmp_path / "store.db")) as opened:
-        yield opened
 
 
 class DeadlockError(Exception):

@@ -1,11 +1,9 @@
-import contextlib
 import dataclasses
 import random
 from typing import Any
 
 import pytest
 
-from bridge.store.open import SqliteStore
 from configs import schema, sections
 from learner.schedule.rollout_stream import RolloutStream
 from learner.schedule.ticket_ledger import training_sampling
@@ -79,12 +77,6 @@ class Learner:
     def _wait(self):
         self.waits += 1
         self.deliver(self._burst)
-
-
-@pytest.fixture
-def store(tmp_path):
-    with contextlib.closing(SqliteStore(tmp_path / "store.db")) as opened:
-        yield opened
 
 
 def flags(batches):

@@ -1,6 +1,5 @@
 """What a stream carries over a restart, takes back, and keeps out; on a real store."""
 
-import contextlib
 import dataclasses
 import json
 from typing import Any
@@ -10,7 +9,6 @@ import pytest
 from bridge import codec
 from bridge.heartbeat_types import DecodeSpeed, Heartbeat
 from bridge.rollout_types import Ticket
-from bridge.store.open import SqliteStore
 from bridge.store.store_types import FencedError
 from configs import schema, sections
 from learner.schedule import frontier_width
@@ -89,12 +87,6 @@ class Learner:
                 self.stream.end_update()
                 num_updates -= 1
         return batches
-
-
-@pytest.fixture
-def store(tmp_path):
-    with contextlib.closing(SqliteStore(tmp_path / "store.db")) as opened:
-        yield opened
 
 
 def ids(*orders):
