@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bridge.rollout_types import Group, Rollout, Ticket
+from bridge.rollout_types import Group, Ticket
 from bridge.store.open import SqliteStore
 from learner.metrics.metrics_writer import read_rows
+from tests.bridge.factories import make_group, make_rollout
 from tests.integration.support.models import make_folder
 from tests.integration.support.processes import REPO, wait_until
 
@@ -56,27 +57,15 @@ def answer(ticket: Ticket) -> Group:
     for _ in range(ticket.num_samples):
         n = int(random.integers(1, 5))
         rollouts.append(
-            Rollout(
+            make_rollout(
+                n,
+                step=ticket.min_version.step,
                 tokens=random.integers(16, 26, n).astype(np.int32),
-                loss_mask=np.ones(n, np.bool_),
                 behavior_logprobs=-random.uniform(1, 4, n).astype(np.float32),
-                token_versions=np.full(n, ticket.min_version.step, np.int32),
-                finish="stop",
                 reward=float(random.random() < 0.4),
             )
         )
-    return Group(
-        ticket_id=ticket.id,
-        kind=ticket.kind,
-        round=ticket.round,
-        order=ticket.order,
-        prompt_tokens=ticket.prompt_tokens,
-        rollouts=tuple(rollouts),
-        incarnation=ticket.min_version.incarnation,
-        actor="recorded",
-        started_s=0.0,
-        finished_s=0.0,
-    )
+    return make_group(ticket, rollouts=tuple(rollouts), incarnation=ticket.min_version.incarnation, actor="recorded")
 
 
 def start_learner(

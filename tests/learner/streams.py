@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bridge.rollout_types import Group, Rollout
 from configs import schema, sections
 from configs.sections.model import Dtype
 from learner.distributed.sharding import make_mesh
@@ -15,6 +14,7 @@ from learner.model.architecture import Architecture
 from learner.model.decoder import init_params, make_apply
 from learner.update.packing import pack_groups
 from learner.update.train_step import build_train_step
+from tests.bridge.factories import make_group, make_rollout, make_ticket
 
 HF_CONFIG: dict[str, Any] = dict(
     vocab_size=19,
@@ -97,29 +97,19 @@ def random_rollout(rng, max_tokens, *, reward=None):
     size = int(rng.integers(1, max_tokens + 1))
     mask = rng.random(size) < 0.8
     mask[rng.integers(size)] = True
-    return Rollout(
+    return make_rollout(
         tokens=rng.integers(0, MODEL.vocab_size, size).astype(np.int32),
         loss_mask=mask,
         behavior_logprobs=np.where(mask, rng.uniform(-5, -0.5, size), 0).astype(np.float32),
         token_versions=np.sort(rng.integers(0, 4, size)).astype(np.int32),
-        finish="stop",
         reward=float(rng.normal()) if reward is None else reward,
     )
 
 
 def random_group(rng, name, *, max_prompt=4, max_response=12, rewards=(None,) * NUM_SAMPLES):
-    return Group(
-        ticket_id=name,
-        kind="train",
-        round=0,
-        order=0,
-        prompt_tokens=rng.integers(0, MODEL.vocab_size, int(rng.integers(1, max_prompt + 1))).astype(np.int32),
-        rollouts=tuple(random_rollout(rng, max_response, reward=r) for r in rewards),
-        incarnation=0,
-        actor="test",
-        started_s=0.0,
-        finished_s=1.0,
-    )
+    prompt = rng.integers(0, MODEL.vocab_size, int(rng.integers(1, max_prompt + 1))).astype(np.int32)
+    rollouts = tuple(random_rollout(rng, max_response, reward=r) for r in rewards)
+    return make_group(make_ticket(name, prompt_tokens=prompt), rollouts=rollouts)
 
 
 def random_groups(seed, num_groups):

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 
-from bridge.rollout_types import Group, Rollout, Sampling, Task, Version
+from bridge.rollout_types import Group, Sampling, Task, Version
 from bridge.store.open import SqliteStore
 from bridge.store.store_types import FencedError
 from learner import parity
@@ -19,6 +19,7 @@ from learner.data.problem import Problem
 from learner.evaluation.pinned_requests import PinnedRequests
 from learner.model.decoder import make_apply
 from learner.update.packing import pack_groups
+from tests.bridge.factories import make_group, make_rollout
 from tests.learner.streams import MODEL, TEMPERATURE, config_of, fresh_params, steps_of
 
 CONFIG = config_of()
@@ -53,27 +54,16 @@ def answer(ticket, params, actor: str, *, off: float = 0.0) -> Group:
         if i == ticket.num_samples - 1:
             logprobs[2] -= off
         rollouts.append(
-            Rollout(
+            make_rollout(
+                tokens.size,
+                step=ticket.min_version.step,
                 tokens=tokens,
-                loss_mask=np.ones(tokens.size, np.bool_),
                 behavior_logprobs=logprobs,
-                token_versions=np.full(tokens.size, ticket.min_version.step, np.int32),
                 finish="length",
                 reward=0.0,
             )
         )
-    return Group(
-        ticket_id=ticket.id,
-        kind=ticket.kind,
-        round=ticket.round,
-        order=ticket.order,
-        prompt_tokens=ticket.prompt_tokens,
-        rollouts=tuple(rollouts),
-        incarnation=ticket.min_version.incarnation,
-        actor=actor,
-        started_s=0.0,
-        finished_s=1.0,
-    )
+    return make_group(ticket, rollouts=tuple(rollouts), incarnation=ticket.min_version.incarnation, actor=actor)
 
 
 @dataclasses.dataclass

@@ -12,6 +12,7 @@ import numpy as np
 from bridge.heartbeat_types import Heartbeat
 from bridge.rollout_types import Group, Rollout, Ticket
 from bridge.store.open import SqliteStore
+from tests.bridge.factories import make_group, make_rollout
 
 NAME = "recorded"
 _LOOK_S = 0.02
@@ -24,21 +25,13 @@ def recorded_group(ticket: Ticket) -> Group:
 
     def rollout(i: int) -> Rollout:
         size = int(rng.integers(1, ticket.sampling.max_tokens + 1))
-        return Rollout(
-            tokens=rng.integers(0, 90, size).astype(np.int32),
-            loss_mask=np.ones(size, np.bool_),
-            behavior_logprobs=rng.uniform(-6, -4, size).astype(np.float32),
-            token_versions=np.full(size, ticket.min_version.step, np.int32),
-            finish="stop",
-            reward=float(i % 2),
-        )
+        tokens = rng.integers(0, 90, size).astype(np.int32)
+        logprobs = rng.uniform(-6, -4, size).astype(np.float32)
+        step = ticket.min_version.step
+        return make_rollout(size, step=step, tokens=tokens, behavior_logprobs=logprobs, reward=float(i % 2))
 
-    return Group(
-        ticket_id=ticket.id,
-        kind=ticket.kind,
-        round=ticket.round,
-        order=ticket.order,
-        prompt_tokens=ticket.prompt_tokens,
+    return make_group(
+        ticket,
         rollouts=tuple(rollout(i) for i in range(ticket.num_samples)),
         incarnation=ticket.min_version.incarnation,
         actor=NAME,

@@ -10,13 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bridge.rollout_types import Group, Rollout
 from configs.sections import LossConfig
 from learner.objective.advantages import token_advantages
 from learner.objective.check_custom import check
 from learner.objective.effective_constants import effective_constants
 from learner.objective.losses import Needs, needs
 from learner.objective.reward_shaping import has_learning_signal
+from tests.bridge.factories import make_group, make_rollout, make_ticket
 from tests.learner.objective.test_losses import inputs_of, run
 
 HERE = __name__
@@ -222,30 +222,12 @@ def test_check_unread_constant_is_refused():
 
 
 def response(reward, mask=(1, 1), turns=()):
-    return Rollout(
-        tokens=np.arange(len(mask), dtype=np.int32),
-        loss_mask=np.array(mask, bool),
-        behavior_logprobs=np.zeros(len(mask), np.float32),
-        token_versions=np.zeros(len(mask), np.int32),
-        finish="stop",
-        reward=reward,
-        turn_rewards=np.array(turns, np.float32),
-    )
+    turn_rewards = np.array(turns, np.float32)
+    return make_rollout(len(mask), loss_mask=np.array(mask, bool), reward=reward, turn_rewards=turn_rewards)
 
 
 def group_of(rollouts):
-    return Group(
-        ticket_id="t",
-        kind="train",
-        round=0,
-        order=0,
-        prompt_tokens=np.ones(1, np.int32),
-        rollouts=tuple(rollouts),
-        incarnation=0,
-        actor="test",
-        started_s=0.0,
-        finished_s=1.0,
-    )
+    return make_group(make_ticket(), rollouts=tuple(rollouts))
 
 
 def advantages_of(name, group):

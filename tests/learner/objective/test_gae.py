@@ -11,10 +11,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from bridge.rollout_types import Rollout
 from configs.sections import LossConfig
 from learner.objective.advantages import token_advantages
 from learner.objective.gae import actions_of, gae, value_loss
+from tests.bridge.factories import make_rollout
 
 
 class Sequence(NamedTuple):
@@ -139,15 +139,8 @@ def test_value_loss_with_a_clip_is_that_of_ppo2_and_has_no_gradient_beyond_it():
 )
 def test_rewards_for_a_critic_are_at_the_last_sampled_tokens(turn_rewards, finish, want):
     mask = np.array([True, True, False, True, True, False])
-    rollout = Rollout(
-        tokens=np.arange(6, dtype=np.int32),
-        loss_mask=mask,
-        behavior_logprobs=np.zeros(6, np.float32),
-        token_versions=np.zeros(6, np.int32),
-        finish=finish,
-        reward=2.0,
-        turn_rewards=np.array(turn_rewards, np.float32),
-    )
+    turns = np.array(turn_rewards, np.float32)
+    rollout = make_rollout(6, loss_mask=mask, finish=finish, reward=2.0, turn_rewards=turns)
     # A shaped reward of 2.5, of which the turns make 2.0.
     (found,) = token_advantages([rollout], np.array([2.5]), LossConfig(advantage="gae"))
     np.testing.assert_allclose(found, want)

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from bridge import codec
-from bridge.rollout_types import Group, Rollout
+from bridge.rollout_types import Group
 from learner.model import hf_save
+from tests.bridge.factories import make_group, make_rollout, make_ticket
 from tests.learner.streams import MODEL, TEMPERATURE, config_of, fresh_params, pack, random_groups, steps_of, stream
 from tests.support.lazy import torch, transformers
 
@@ -76,27 +77,15 @@ def in_flight_group(model) -> tuple[Group, Oracle]:
         advantages = np.full(versions.size, reward - sum(REWARDS) / len(REWARDS))
         parts.append([x[mask] for x in (logp, mu.astype(np.float64), advantages, versions)])
         rollouts.append(
-            Rollout(
+            make_rollout(
                 tokens=tokens.astype(np.int32),
                 loss_mask=mask,
                 behavior_logprobs=mu,
                 token_versions=versions.astype(np.int32),
-                finish="stop",
                 reward=reward,
             )
         )
-    group = Group(
-        ticket_id="in-flight",
-        kind="train",
-        round=0,
-        order=0,
-        prompt_tokens=PROMPT,
-        rollouts=tuple(rollouts),
-        incarnation=0,
-        actor="a",
-        started_s=0.0,
-        finished_s=1.0,
-    )
+    group = make_group(make_ticket("in-flight", prompt_tokens=PROMPT), rollouts=tuple(rollouts))
     return group, Oracle(*(np.concatenate(x) for x in zip(*parts, strict=True)))
 
 

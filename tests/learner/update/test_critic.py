@@ -14,7 +14,6 @@ import pytest
 
 from bridge import codec
 from bridge.param_names import flatten
-from bridge.rollout_types import Group, Rollout
 from configs import schema, sections
 from learner.checkpoint import Checkpoints
 from learner.checkpoint_hosts import CheckpointError
@@ -28,6 +27,7 @@ from learner.restore import WeightLoader, restore, trainer_of
 from learner.update.critic_step import Critic, build_critic_step
 from learner.update.frozen_policies import FrozenPolicies
 from learner.update.train_step import build_train_step, combine_params
+from tests.bridge.factories import make_group, make_rollout, make_ticket
 from tests.learner import eight_devices, several_hosts
 from tests.learner.model.publisher import NoPublisher
 from tests.learner.objective.test_gae import Sequence, token_book, turn_book
@@ -253,28 +253,13 @@ def responses(params, rng):
     is_right = tokens[:, 2] % 2 == prompts % 2
     # What a prompt is worth is far more than what an answer adds.
     rewards = WORTH * (1 + prompts) + is_right
+
+    def response(n):
+        logp = np.minimum(logprobs[n], 0)
+        return make_rollout(2, tokens=tokens[n, 2:], behavior_logprobs=logp, reward=float(rewards[n]))
+
     groups = [
-        Group(
-            ticket_id=f"t{n}",
-            kind="train",
-            round=0,
-            order=n,
-            prompt_tokens=tokens[n, :2],
-            rollouts=(
-                Rollout(
-                    tokens=tokens[n, 2:],
-                    loss_mask=np.ones(2, np.bool_),
-                    behavior_logprobs=np.minimum(logprobs[n], 0),
-                    token_versions=np.zeros(2, np.int32),
-                    finish="stop",
-                    reward=float(rewards[n]),
-                ),
-            ),
-            incarnation=0,
-            actor="test",
-            started_s=0.0,
-            finished_s=1.0,
-        )
+        make_group(make_ticket(f"t{n}", order=n, prompt_tokens=tokens[n, :2]), rollouts=(response(n),))
         for n in range(NUM_RESPONSES)
     ]
     return groups, is_right.mean()

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bridge.rollout_types import Group, Rollout
 from configs.sections import LossConfig, PromptsConfig
 from configs.sections.teacher import Teacher
 from launch.startup.warmup import write_character_tokenizer
@@ -23,6 +22,7 @@ from learner.model import hf_save
 from learner.model.decoder import init_params, make_apply
 from learner.restore import WeightLoader, restore, trainer_of
 from learner.update.train_step import build_train_step
+from tests.bridge.factories import make_group, make_rollout, make_ticket
 from tests.learner.model.publisher import NoPublisher
 from tests.learner.streams import MODEL, TEMPERATURE, config_of, model_of, pack
 
@@ -105,28 +105,17 @@ def sampled(rng, params, prompt):
 def group_of(rng, params, prompt, *, step, rewards):
     tokens, logprobs = sampled(rng, params, prompt)
     rollouts = tuple(
-        Rollout(
+        make_rollout(
+            RESPONSE,
+            step=step,
             tokens=tokens[i, prompt.size :],
-            loss_mask=np.ones(RESPONSE, bool),
             behavior_logprobs=np.minimum(logprobs[i], 0),
-            token_versions=np.full(RESPONSE, step, np.int32),
             finish="length",
             reward=rewards(tokens[i, prompt.size :]),
         )
         for i in range(K)
     )
-    return Group(
-        ticket_id=f"{step}-{prompt[0]}",
-        kind="train",
-        round=step,
-        order=0,
-        prompt_tokens=prompt,
-        rollouts=rollouts,
-        incarnation=0,
-        actor="test",
-        started_s=0.0,
-        finished_s=0.0,
-    )
+    return make_group(make_ticket(f"{step}-{prompt[0]}", round=step, prompt_tokens=prompt), rollouts=rollouts)
 
 
 def reverse_kl(params, teacher, teacher_params, prompt):
