@@ -1,9 +1,7 @@
 """`launch.sft` as a user starts it: a learner of two processes, its summary and report, and what other commands say."""
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,7 @@ import pytest
 from configs.run_folder import RunFolder
 from learner.metrics.metrics_writer import read_rows
 from learner.model.architecture import Architecture
-from tests.integration.support.processes import REPO
+from tests.integration.support.processes import python
 from tests.learner.chat_folder import make_chat_model
 
 pytestmark = pytest.mark.integration
@@ -32,14 +30,8 @@ FIELDS = {
 
 def start(command: str, config: str, fields: dict[str, Any]) -> subprocess.CompletedProcess[str]:
     """Runs a command to its end."""
-    return subprocess.run(
-        [sys.executable, "-m", command, f"--config={config}", *(f"--config.{k}={v}" for k, v in fields.items())],
-        cwd=REPO,
-        env=os.environ | {"PYTHONPATH": str(REPO)},
-        capture_output=True,
-        text=True,
-        timeout=900,
-    )
+    given = [f"--config.{k}={v}" for k, v in fields.items()]
+    return python("-m", command, f"--config={config}", *given, timeout_s=900)
 
 
 @pytest.fixture(scope="module")

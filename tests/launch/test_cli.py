@@ -4,8 +4,6 @@ import json
 import pathlib
 import shutil
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Mapping
 
 import pytest
@@ -19,6 +17,7 @@ from configs.run_folder import run_id, snapshot_folder
 from configs.schema import Config
 from launch import cli
 from launch.startup import preflight, prepare_run
+from tests.integration.support.processes import python
 from tests.learner.model_folder import make_model_folder
 
 PROJECT = pathlib.Path(overrides.__file__).parent.parent
@@ -277,12 +276,7 @@ cli.run(main)
 )
 def test_run_takes_overrides_and_returns_mains_code(tmp_path, model, arguments, code, out, err):
     given = [f"--config={TINY}", f"--run_dir={tmp_path / 'run'}", f"--config.model.path={model}"]
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, *given, "--config.evaluation.num_problems=5", *arguments],
-        cwd=PROJECT,
-        capture_output=True,
-        text=True,
-    )
+    done = python("-c", PROGRAM, *given, "--config.evaluation.num_problems=5", *arguments)
     lines = [line for line in done.stdout.splitlines(keepends=True) if not line.startswith("warning: admission.width")]
     said = "".join(line for line in lines if read_phase(line) is None)
     assert (done.returncode, said) == (code, out), done.stderr

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 import pytest
 
 from launch.__main__ import COMMANDS
+from tests.integration.support.processes import python
 from tests.launch.test_cli import PROJECT
 from tests.launch.test_cli_help import commands
 
@@ -19,7 +20,7 @@ def call(*arguments: str) -> subprocess.CompletedProcess[str]:
     """What an installer's wrapper does."""
     module, _, function = SCRIPTS["sluice"].partition(":")
     program = f"import sys; from {module} import {function}; sys.argv[0] = 'sluice'; sys.exit({function}())"
-    return subprocess.run([sys.executable, "-c", program, *arguments], cwd=PROJECT, capture_output=True, text=True)
+    return python("-c", program, *arguments)
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -2,15 +2,14 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from actor.weights import source
 from actor.weights.source import LocalCopy
+from tests.integration.support.processes import piped
 
-REPO = Path(__file__).resolve().parents[3]
 HOLD = """
 import sys, pathlib
 from actor.weights.source import LocalCopy
@@ -22,14 +21,7 @@ sys.stdin.read()
 
 
 def hold(snapshots: Path, actor: str) -> subprocess.Popen:
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(snapshots), actor],
-        cwd=REPO,
-        env=os.environ | {"PYTHONPATH": str(REPO)},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    process = piped(HOLD, snapshots, actor)
     assert process.stdout is not None and process.stdout.readline() == "held\n"
     return process
 

@@ -1,9 +1,6 @@
 """A sweep and the Python calls on one run: trained by the sweep, continued, evaluated and reported by `launch.api`."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +8,7 @@ import pytest
 from configs.run_folder import RunFolder
 from launch import api
 from tests.integration.support import jobs
-from tests.integration.support.processes import REPO
+from tests.integration.support.processes import python
 
 pytestmark = [pytest.mark.integration, pytest.mark.engine]
 POINTS = ("2e-4", "4e-4")
@@ -22,16 +19,12 @@ def swept(tmp_path_factory: pytest.TempPathFactory, model: Path):
     """The folder of a sweep over two step sizes, and what the command printed."""
     folder = tmp_path_factory.mktemp("sweep")
     fields = jobs.SMALL | {"model.path": model, "run.num_updates": 4}
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "launch.tools.sweep", "--config=tiny", f"--sweep_dir={folder}"),
-            *(f"--config.{name}={value}" for name, value in fields.items()),
-            f"--grid=optimizer.learning_rate={','.join(POINTS)}",
-        ],
-        env=os.environ | {"PYTHONPATH": str(REPO), "COLUMNS": "120"},
-        capture_output=True,
-        text=True,
-        timeout=600,
+    done = python(
+        *("-m", "launch.tools.sweep", "--config=tiny", f"--sweep_dir={folder}"),
+        *(f"--config.{name}={value}" for name, value in fields.items()),
+        f"--grid=optimizer.learning_rate={','.join(POINTS)}",
+        timeout_s=600,
+        COLUMNS="120",
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return folder, done.stdout

@@ -21,6 +21,30 @@ def spawn(module: str, *args: object, stdout: int | None = None) -> subprocess.P
     )
 
 
+def python(*args: object, timeout_s: float = 120.0, **env: str) -> subprocess.CompletedProcess[str]:
+    """Runs `python args` from the repository's root to its end, with its output."""
+    return subprocess.run(
+        [sys.executable, *map(str, args)],
+        cwd=REPO,
+        env=os.environ | {"PYTHONPATH": str(REPO)} | env,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+    )
+
+
+def piped(code: str, *args: object, **env: str) -> subprocess.Popen[str]:
+    """Starts `python -c code args` from the repository's root, with pipes for its input and output."""
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *map(str, args)],
+        cwd=REPO,
+        env=os.environ | {"PYTHONPATH": str(REPO)} | env,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
 def kill(process: subprocess.Popen[str]) -> None:
     """SIGKILL: the process gets no chance to clean up."""
     process.kill()

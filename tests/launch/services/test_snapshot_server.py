@@ -31,10 +31,9 @@ from tests.bridge.snapshots.served import (
     publish,
     values,
 )
-from tests.integration.support.processes import wait_until
+from tests.integration.support.processes import REPO, piped, wait_until
 
 pytestmark = pytest.mark.integration
-REPO = pathlib.Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture
@@ -98,13 +97,7 @@ sys.stdin.read()
 
 
 def test_server_process_dies_with_a_parent_that_is_killed(tmp_path):
-    parent = subprocess.Popen(
-        [sys.executable, "-c", PARENT, str(tmp_path / "w"), str(tmp_path / "log")],
-        env=os.environ | {"PYTHONPATH": str(REPO)},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    parent = piped(PARENT, tmp_path / "w", tmp_path / "log")
     assert parent.stdout is not None
     pid = int(parent.stdout.readline())
     held = os.pidfd_open(pid)

@@ -3,13 +3,12 @@
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from launch.startup.locked_folders import LEFT_S, ActorWorkFolder
-from tests.integration.support.processes import REPO
+from tests.integration.support.processes import piped
 
 HOLD = """
 import sys, pathlib
@@ -30,14 +29,7 @@ work.close()
 
 
 def hold(root: Path, name: str, model: str) -> subprocess.Popen[str]:
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(root), name, model],
-        cwd=REPO,
-        env=os.environ | {"PYTHONPATH": str(REPO)},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    process = piped(HOLD, root, name, model)
     assert process.stdout is not None and process.stdout.readline() == "held\n"
     return process
 

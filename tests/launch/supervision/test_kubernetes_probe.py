@@ -4,13 +4,12 @@ import json
 import os
 import signal
 import subprocess
-import sys
 
 import pytest
 
 from bridge.liveness import FILE_VARIABLE, Activity, Liveness
 from launch.supervision.hang_detector import HangDetector, HangDetectorState, HangTimeouts
-from tests.integration.support.processes import REPO, wait_until
+from tests.integration.support.processes import piped, python, wait_until
 
 BOUNDS = [
     "--first_heartbeat_timeout_s=60",
@@ -20,15 +19,8 @@ BOUNDS = [
 ]
 
 
-def probe(pulse, *arguments) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, "-m", "launch.supervision.kubernetes_probe", f"--liveness_file={pulse}", *arguments],
-        cwd=REPO,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+def probe(pulse, *arguments) -> subprocess.CompletedProcess[str]:
+    return python("-m", "launch.supervision.kubernetes_probe", f"--liveness_file={pulse}", *arguments)
 
 
 @pytest.fixture
@@ -39,14 +31,7 @@ def process(tmp_path):
         "pulse = Liveness.of_this_process(); pulse.start()\n"
         "for line in sys.stdin: pulse.report(Activity[line.strip()]); print('done', flush=True)"
     )
-    started = subprocess.Popen(
-        [sys.executable, "-c", code],
-        cwd=REPO,
-        env=os.environ | {FILE_VARIABLE: str(tmp_path / "pulse")},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    started = piped(code, **{FILE_VARIABLE: str(tmp_path / "pulse")})
     try:
         wait_until((tmp_path / "pulse").exists, "the pulse")
         yield started
@@ -99,13 +84,7 @@ def test_probe_whose_memory_is_broken_starts_anew(left, process, tmp_path):
 
 def test_probe_without_a_pulse_or_with_more_is_refused():
     assert probe("x", "more").returncode not in (0, 3)
-    done = subprocess.run(
-        [sys.executable, "-m", "launch.supervision.kubernetes_probe"],
-        cwd=REPO,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = python("-m", "launch.supervision.kubernetes_probe")
     assert done.returncode not in (0, 3) and "--liveness_file" in done.stderr
 
 

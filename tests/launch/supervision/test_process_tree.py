@@ -11,7 +11,7 @@ import pytest
 
 from launch.supervision import process_tree
 from tests.integration.support.jobs import is_alive
-from tests.integration.support.processes import REPO, wait_until
+from tests.integration.support.processes import REPO, python, wait_until
 
 STATE = "import sys; sys.stdin.read()"
 WITH_A_CHILD = f"""
@@ -89,13 +89,9 @@ def test_die_with_parent_stopped_child_ends_with_its_killed_parent(waiting):
 
 
 def test_die_with_parent_whose_parent_is_gone_already_ends_at_once():
-    done = subprocess.run(
-        [sys.executable, "-c", "import launch.supervision.process_tree as l; l.die_with_parent(); print('lived')"],
-        cwd=REPO,
-        env=os.environ | {"PYTHONPATH": str(REPO), process_tree.VARIABLE: "1"},  # not ours
-        capture_output=True,
-    )
-    assert (done.returncode, done.stdout) == (-signal.SIGKILL, b"")
+    code = "import launch.supervision.process_tree as l; l.die_with_parent(); print('lived')"
+    done = python("-c", code, **{process_tree.VARIABLE: "1"})  # not ours
+    assert (done.returncode, done.stdout) == (-signal.SIGKILL, "")
 
 
 def test_end_marked_kills_those_with_the_mark_stopped_or_not_and_no_others(waiting):

@@ -1,9 +1,7 @@
 """Weight snapshots after their supervisor died, in real processes."""
 
-import os
 import pathlib
 import subprocess
-import sys
 from collections.abc import Iterator
 
 import pytest
@@ -12,7 +10,7 @@ from bridge.files import RunLock
 from configs.run_folder import RunFolder
 from launch.supervision.snapshot_cleanup import CleanupProcess
 from tests.integration.support.jobs import is_alive
-from tests.integration.support.processes import REPO, wait_until
+from tests.integration.support.processes import piped, wait_until
 
 SUPERVISOR = """
 import pathlib, sys
@@ -41,14 +39,7 @@ def place(tmp_path) -> tuple[RunFolder, pathlib.Path]:
 def supervisor(place) -> Iterator[tuple["subprocess.Popen[str]", int]]:
     """A supervisor, and the process id of its cleanup."""
     run, snapshots = place
-    process = subprocess.Popen(
-        [sys.executable, "-c", SUPERVISOR, str(run.path), str(snapshots)],
-        cwd=REPO,
-        env=os.environ | {"PYTHONPATH": str(REPO)},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    process = piped(SUPERVISOR, run.path, snapshots)
     assert process.stdout is not None
     pid = int(process.stdout.readline())
     try:

@@ -1,12 +1,8 @@
 """An actor's watch on what is below it, in a process of its own: it would end other tests' stopped processes."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 
-from tests.integration.support.processes import REPO
+from tests.integration.support.processes import python
 
 PROGRAM = """
 import os, signal, subprocess, sys
@@ -22,12 +18,5 @@ running.kill()
 
 @pytest.mark.heavy
 def test_process_below_that_was_stopped_is_killed_and_one_that_runs_is_not():
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        cwd=REPO,
-        env=os.environ | {"PYTHONPATH": str(REPO)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = python("-c", PROGRAM)
     assert done.stdout.splitlines() == ["-9 None", "True"], done.stderr

@@ -1,15 +1,13 @@
 """`launch.tools.runs`: the table, and the command on a store in a file."""
 
 import dataclasses
-import subprocess
-import sys
 
 import pytest
 
 from bridge.store.admin import RunState
 from bridge.store.open import SqliteStore
 from launch.tools.runs_table import duration, render, size
-from tests.launch.test_cli import PROJECT
+from tests.integration.support.processes import python
 
 RUN = RunState(
     run="0a1b",
@@ -27,13 +25,7 @@ RUN = RunState(
 
 
 def command(*arguments: str) -> tuple[int, list[str]]:
-    done = subprocess.run(
-        [sys.executable, "-m", "launch.tools.runs", *arguments],
-        cwd=PROJECT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = python("-m", "launch.tools.runs", *arguments)
     return done.returncode, (done.stdout + done.stderr).splitlines()
 
 

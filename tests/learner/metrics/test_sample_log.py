@@ -1,6 +1,4 @@
 import json
-import subprocess
-import sys
 import threading
 
 import numpy as np
@@ -12,7 +10,7 @@ from learner.metrics import sample_log
 from learner.metrics.sample_log import SampleLog, thinned
 from learner.metrics.sample_record import PickedGroup
 from tests.bridge.factories import make_group, make_rollout, make_ticket
-from tests.integration.support.processes import REPO
+from tests.integration.support.processes import python
 
 TASK = Task.judged_by("exact", answer="1")
 
@@ -163,7 +161,7 @@ print(log.num_lost)
 def test_write_that_a_full_disk_cuts_short_leaves_whole_lines_and_the_next_is_whole(tmp_path):
     """A bound of a file's size takes a part of a write, as the last block of a disk does."""
     file = tmp_path / "s.jsonl"
-    done = subprocess.run([sys.executable, "-c", FULL, str(file)], cwd=REPO, capture_output=True, text=True)
+    done = python("-c", FULL, file)
     assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
     assert [r["step"] for r in rows(file)] == [1, 3]
     assert "reason=the disk accepted" in done.stderr

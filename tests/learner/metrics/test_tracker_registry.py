@@ -1,5 +1,3 @@
-import subprocess
-import sys
 import tomllib
 
 import pytest
@@ -11,7 +9,7 @@ from launch.startup import preflight
 from learner.metrics import tracker_kinds
 from learner.metrics.tracker_kinds import KINDS, check_installed
 from learner.metrics.trackers import meanings, scalars, table
-from tests.integration.support.processes import REPO
+from tests.integration.support.processes import REPO, python
 
 EXTRAS = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 PACKAGES = {"mlflow-skinny": "mlflow"}
@@ -64,5 +62,4 @@ def test_room_imports_no_tracker_and_no_framework():
         "import sys, learner.metrics.tracker_kinds;"
         "print([m for m in ('wandb', 'mlflow', 'trackio', 'tensorboard', 'torch', 'jax') if m in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", program], cwd=REPO, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    assert python("-c", program).stdout == "[]\n"

@@ -1,11 +1,9 @@
 """Whether command lines are ones that programs take: each is parsed by the program's own flags, in its own process."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Sequence
 
-from tests.integration.support.processes import REPO
+from tests.integration.support.processes import python
 
 PARSE = """
 import importlib, json, sys
@@ -22,13 +20,6 @@ for line in lines:
 def parse(command: Sequence[str]) -> dict[str, str]:
     """The --config.* fields of `-m MODULE ARGUMENTS...`; fails where the program would not take the arguments."""
     assert command[0] == "-m"
-    done = subprocess.run(
-        [sys.executable, "-c", PARSE, json.dumps([command[1], [command[2:]]])],
-        cwd=REPO,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = python("-c", PARSE, json.dumps([command[1], [command[2:]]]))
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

@@ -1,9 +1,7 @@
 """Code rewards on Kubernetes: refused, or in pods whose processes may make user namespaces."""
 
 import json
-import pathlib
 import struct
-import subprocess
 import sys
 
 import kubernetes_validate
@@ -12,10 +10,10 @@ import pytest
 from actor.sandbox import bwrap
 from launch.tools.deploy.deployment import Deployment, deploy
 from tests.actor.sandbox.conftest import isolated as isolated
+from tests.integration.support.processes import REPO, python
 from tests.launch.tools.deploy.cases import KUBERNETES, config, settings
 from tests.launch.tools.deploy.test_kubernetes import VERSION, pods
 
-REPO = pathlib.Path(__file__).resolve().parents[4]
 PROFILE = json.loads((REPO / "launch/tools/deploy/sandbox_seccomp.json").read_text())
 
 
@@ -89,7 +87,5 @@ def test_programs_can_be_isolated_under_the_profile(isolated):
         lines += [(0x15, 0, 1, number), (0x06, 0, 0, 0x00050001)]
     lines.append((0x06, 0, 0, 0x7FFF0000))
     program = b"".join(struct.pack("<HBBI", *line) for line in lines)
-    done = subprocess.run(
-        [sys.executable, "-c", UNDER_THE_PROFILE, program.hex()], cwd=REPO, capture_output=True, text=True, timeout=120
-    )
+    done = python("-c", UNDER_THE_PROFILE, program.hex())
     assert done.stdout == "isolates\n", done.stderr[-2000:]

@@ -3,15 +3,13 @@
 import contextlib
 import datetime
 import ssl
-import subprocess
-import sys
 
 import pytest
 from cryptography import x509
 
 from bridge.credentials import read_tls, read_token
 from launch.tools.store_server import certificates
-from tests.launch.test_cli import PROJECT
+from tests.integration.support.processes import python
 
 
 def make(folder, *hosts: str, days: int = 3, force: bool = False) -> None:
@@ -112,7 +110,7 @@ def test_command_without_the_extra_says_what_to_install(tmp_path):
         "from launch.__main__ import main\n"
         f"sys.argv = ['x', 'make-certificates', '--out={tmp_path}', '--host=a.example']; main()"
     )
-    done = subprocess.run([sys.executable, "-c", program], cwd=PROJECT, capture_output=True, text=True)
+    done = python("-c", program)
     assert done.returncode == 2 and done.stdout == ""
     (line,) = done.stderr.splitlines()
     assert line.startswith("error: certificates require the extra store-server") and line.endswith("[store-server]'")
@@ -121,7 +119,6 @@ def test_command_without_the_extra_says_what_to_install(tmp_path):
 @pytest.mark.heavy
 def test_command_prints_what_to_set(tmp_path):
     out = tmp_path / "certificates"
-    command = [sys.executable, "-m", "launch.tools.make_certificates", f"--out={out}", "--host=a.example"]
-    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True)
+    done = python("-m", "launch.tools.make_certificates", f"--out={out}", "--host=a.example")
     assert done.returncode == 0, done.stderr
     assert done.stdout == certificates.settings(out) + "\n"

