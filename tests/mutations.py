@@ -3,11 +3,10 @@
   python -m tests.mutations --seed=1 --count=60
   python -m tests.mutations --seed=1 --count=60 --wider --only=learner/schedule
 
-Draws mutants at random over all product packages: one changed comparison, boolean operator, constant, negated condition
-or removed statement each. Each runs in a git worktree of HEAD against the tests of its room, the folder below `tests/`
-that mirrors its own; with --wider a survivor also meets all tests of its package and tests/integration. A test that
-fails without the mutant, too, kills nothing: it is left out, and the mutant runs again. Progress goes to stderr; the
-last line of stdout is a JSON object with the counts and the survivors.
+Each mutant (a changed comparison, boolean operator, constant, negated condition or removed statement, drawn at random)
+runs in a git worktree of HEAD against the tests of its room, the folder below `tests/` that mirrors its own; with
+--wider a survivor also meets all tests of its package and tests/integration. A test that fails without the mutant, too,
+is left out. Progress goes to stderr; the last line of stdout is a JSON object with the counts and the survivors.
 """
 
 import argparse

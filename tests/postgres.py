@@ -142,9 +142,7 @@ class Server:
 def start_server(folder: pathlib.Path, *, listen: str = "127.0.0.1") -> Server:
     """Starts a server whose data folder is new, and that ends with this process; anybody may be any role.
 
-    Args:
-      folder: its data; as root, one that an unprivileged user may enter (`data_folder`).
-      listen: address.
+    As root the folder must be one that an unprivileged user may enter (`data_folder`).
     """
     cluster = PostgresServer(folder, host=listen, port=free_port(listen))
     cluster.create(sync=False)

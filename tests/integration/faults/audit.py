@@ -46,12 +46,7 @@ class Verdict:
 
 
 def audit(evidence: Evidence, *, num_orphans: int) -> Verdict:
-    """All but the replay.
-
-    Args:
-      evidence: of a run that has ended.
-      num_orphans: processes of the run that outlived who started them.
-    """
+    """All but the replay, of a run that has ended; `num_orphans` processes of it outlived who started them."""
     history = surviving(evidence.lives)
     trained = [g for update in history for g in update.groups]
     verdict = Verdict(

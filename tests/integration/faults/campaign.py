@@ -78,11 +78,7 @@ class Campaign:
         return time.monotonic() - self._start_s
 
     async def run(self) -> list[Outcome]:
-        """Starts the site, injects all that there is time for, and brings the run to its end.
-
-        Raises:
-          TimeoutError: the run does not begin, or does not end.
-        """
+        """Injects all that there is time for, then brings the run to its end; TimeoutError if it can not."""
         site = self._site
         await site.start()
         keeping = asyncio.create_task(site.keep())
@@ -150,15 +146,10 @@ class Campaign:
             outcome.recovery_s = round(time.monotonic() - injected.at_s, 1)
 
     async def _hold(self, fault: Fault, *, after_life: int) -> None:
-        """Returns when the process stands in the phase.
+        """Returns when the process stands in the phase; raises NotThereError or TimeoutError if it does not come there.
 
         A learner is killed for a phase in which it restores, unless it has yet to do so since its life `after_life`. An
-        actor is told to leave for one in which it hands over, in the middle of a response, so that it has tokens to
-        hand over.
-
-        Raises:
-          NotThereError: an actor left that had nothing to hand over.
-          TimeoutError: it did not come there.
+        actor is told to leave in the middle of a response, so that it has tokens to hand over.
         """
         site, holds = self._site, lambda: self._site.gates.holds(fault.held)
         if fault.target == CHECKPOINT:

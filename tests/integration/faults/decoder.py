@@ -25,11 +25,7 @@ class Shape:
 
     @classmethod
     def read(cls, folder: pathlib.Path) -> "Shape":
-        """Of a Hugging Face folder.
-
-        Raises:
-          ValueError: another family than Qwen3.
-        """
+        """Of a Hugging Face folder; ValueError for another family than Qwen3."""
         told = json.loads((folder / "config.json").read_text())
         if told["model_type"] != "qwen3":
             raise ValueError(f"{folder} is a {told['model_type']}, this decoder computes qwen3 alone")
@@ -47,13 +43,7 @@ class Shape:
 def next_logits(
     shape: Shape, weights: Mapping[str, np.ndarray], sequences: Sequence[Int32[np.ndarray, " T"]]
 ) -> Float32[np.ndarray, "B V"]:
-    """The logits of what follows each sequence.
-
-    Args:
-      shape: the model's.
-      weights: by Hugging Face's names, float32.
-      sequences: tokens, of any lengths.
-    """
+    """The logits of what follows each sequence; weights by Hugging Face's names, float32."""
     length = max(s.size for s in sequences)
     tokens = np.zeros((len(sequences), length), np.int32)
     for row, sequence in zip(tokens, sequences, strict=True):

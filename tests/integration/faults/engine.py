@@ -64,12 +64,7 @@ class NumpyEngine:
     ) -> None:
         """No weights yet.
 
-        Args:
-          model_folder: has config.json.
-          expected: the tensors of every snapshot.
-          max_num_seqs: requests that run at once.
-          token_s: how long a token takes at least.
-          reach: called in the phases `generating` and `swapping`, with the moment in them.
+        A token takes `token_s` at least; `reach` is called in the phases `generating` and `swapping`, with the moment.
         """
         self._shape = Shape.read(model_folder)
         self._expected, self._max_num_seqs, self._token_s, self._reach = expected, max_num_seqs, token_s, reach

@@ -33,10 +33,9 @@ class NotThereError(RuntimeError):
 
 
 async def inject(site: Site, fault: Fault) -> None:
-    """Does it, lets the held process go on, and, where the fault passes by itself, waits until it has.
+    """Does it, lets the held process go on, and waits until a fault that passes by itself has passed.
 
-    Raises:
-      NotThereError: there is nothing to hit.
+    NotThereError if there is nothing to hit.
     """
     try:
         await _WAYS[fault.kind](site, fault)

@@ -35,12 +35,7 @@ KUBERNETES_RESTARTS = 50
 
 
 def problems(ends: Mapping[str, Sequence[End]], *, max_restarts: int) -> list[str]:
-    """What of the ends of processes is to be said.
-
-    Args:
-      ends: of each life of each process, the last one too, in their order.
-      max_restarts: actor.max_restarts of the run.
-    """
+    """What is to be said of the ends of each life of each process, the last ones too."""
     said: list[str] = []
     for process, own in ends.items():
         for number, end in enumerate(own[:-1], 1):

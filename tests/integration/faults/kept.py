@@ -30,18 +30,7 @@ class Kept(Child):
         mark: str,
         bounds: HangTimeouts,
     ) -> None:
-        """Not started.
-
-        Args:
-          name: the process's.
-          host: where it runs.
-          module: what `python -m` runs.
-          arguments: of its command.
-          env: added to its environment.
-          log: where its output goes.
-          mark: by which it and what it starts are found.
-          bounds: for how long it may be silent.
-        """
+        """Not started; it and what it starts are found by `mark`, and `bounds` say for how long it may be silent."""
         super().__init__(name, list(arguments), log, devices="", mark=f"{mark}{name}", bounds=bounds)
         self.host, self.mark, self.module, self.arguments, self.env = host, f"{mark}{name}", module, arguments, env
         self.ends: list[End] = []
@@ -63,11 +52,7 @@ class Kept(Child):
 
     @property
     def end(self) -> End:
-        """How the last life ended.
-
-        Raises:
-          RuntimeError: it has not.
-        """
+        """How the last life ended; RuntimeError if it has not."""
         if (code := self.returncode) is None:
             raise RuntimeError(f"{self.role} has not ended")
         return End(

@@ -62,15 +62,10 @@ class Progress:
         return found
 
     async def has_trained(self, *, made_after_s: float, by: str | None, after_life: int) -> bool:
-        """Whether a group was trained that the store was given after a moment.
+        """Whether a group was trained that the store was given after `made_after_s`, in a later life than `after_life`.
 
         The same ticket's group may have been trained before, by a learner whose updates were thrown away since: that
         one was not it.
-
-        Args:
-          made_after_s: the moment, in Unix seconds.
-          by: the actor that made it; None for any.
-          after_life: only in a later life of the learner than this.
         """
         question = (
             "SELECT ticket_id, time_s FROM recorder.groups WHERE time_s > %s AND op = 'INSERT' AND kind = 'train'"

@@ -33,8 +33,7 @@ another one's, and the same in both."""
 def replay(root: pathlib.Path, *, num_devices: int = 1, limit_s: float = LIMIT_S) -> dict[str, Any]:
     """Runs it in a process of its own; keys: `loss`, `params`, `logprobs` (largest differences), `off_tokens`, ...
 
-    Raises:
-      RuntimeError: it failed, or was not done within `LIMIT_S`.
+    RuntimeError if it failed, or was not done within `LIMIT_S`.
     """
     own = {"JAX_NUM_CPU_DEVICES": str(num_devices), "JAX_COMPILATION_CACHE_DIR": str(root / "jax")}
     env = os.environ | COMPUTING | own | {"PYTHONPATH": str(REPO)}

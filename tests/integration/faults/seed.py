@@ -20,9 +20,7 @@ _LOOK_S = 0.1
 def run_seed(made: Site, faults: Sequence[Fault], *, minutes: float) -> dict[str, Any]:
     """Injects the faults, brings the run to its end and audits it; the evidence stays in the site's folder.
 
-    Raises:
-      TimeoutError: the run did not begin, or did not end.
-      RuntimeError: the quiet run failed.
+    TimeoutError if the run did not begin or end, RuntimeError if the quiet run failed.
     """
     campaign = Campaign(made, faults, minutes=minutes)
     asyncio.run(campaign.run())

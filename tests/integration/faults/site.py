@@ -89,14 +89,8 @@ class Site:
     ) -> None:
         """Nothing runs yet.
 
-        Args:
-          root: a folder of the campaign's own.
-          where: hosts, store and secrets.
-          disks: small file systems, by who has them: learner (its checkpoints), store, each actor, and `RUN` (the
-            rest of the run's folder).
-          num_learners: processes of the learner, each a host's.
-          has_vllm: whether one of the actors has vLLM; else all have the small engine.
-          learner_env: added to the learner's environment.
+        `disks` are small file systems, by who has them: learner (its checkpoints), store, each actor, and `RUN` (the
+        rest of the run's folder). Without `has_vllm` all actors have the small engine.
         """
         self.num_learners, self._learner_env = num_learners, learner_env
         self.root, self.where, self.disks = root, where, disks
@@ -159,11 +153,7 @@ class Site:
             await asyncio.sleep(_LOOK_S)
 
     async def finish(self, *, deadline_s: float) -> None:
-        """Makes what is trained by now, and a round more, all that there is to train; waits for the end of all.
-
-        Raises:
-          TimeoutError: they do not end.
-        """
+        """Makes what is trained by now, and a round more, all that there is to train; TimeoutError if not all end."""
         rounds = self.config.rounds
         per_round = rounds.groups_per_round // rounds.groups_per_update
         goal = (self.progress.step // per_round + 2) * per_round
@@ -297,12 +287,7 @@ def site(
 ) -> Generator[Site]:
     """The machines of a campaign in a folder that also an unprivileged user may enter; all ends with the block.
 
-    Args:
-      root: the folder, to be made.
-      num_learners: processes of the learner.
-      has_vllm: whether one of the actors has vLLM.
-      learner_env: added to the learner's environment.
-      kept_files: where the run's folder is copied to in the end, to be made: its disks end with the block.
+    The run's folder is copied to `kept_files`, to be made: its disks end with the block.
     """
     root.mkdir(parents=True)
     root.chmod(0o711)

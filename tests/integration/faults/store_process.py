@@ -76,11 +76,7 @@ class StoreProcess:
                 self._process.wait()
 
     def ask(self, question: str, *values: Any) -> list[tuple[Any, ...]]:
-        """The rows of a statement of the superuser's, by the server's own socket.
-
-        Raises:
-          psycopg.OperationalError, OSError: it is away.
-        """
+        """The rows of a superuser's statement, by the server's socket; OperationalError or OSError if it is away."""
         with self._connect() as db:
             return db.execute(sql.SQL(question), values).fetchall()  # pyright: ignore[reportArgumentType] a bench's own
 

@@ -1,18 +1,11 @@
 """Machines on one machine: network namespaces, each pair joined by a link of its own that can be slow and be cut.
 
-    learner -- [bridge learner-store] -- store
-       \\                                /
-        [bridge learner-actors]    [bridge store-actors]
-                       \\            /
-                           actors
-
-The bridges stand in a namespace between the hosts. A cut takes a bridge down: both hosts' interfaces stay up and what
-they send is lost without a word, as behind a broken switch. A host has one address (on its loopback), reached over
+The links are bridges in a namespace between the hosts. A cut takes a bridge down: both hosts' interfaces stay up and
+what they send is lost without a word, as behind a broken switch. A host has one address (on its loopback), reached over
 whichever link leads there, so a cut leg has no way round. `tc tbf` bounds each direction of each link.
 
 Shared memory is each host's own too, or its actors would share downloads with those of another. Names carry the test's
-pid: what a killed test left behind goes when the next network is made. Needs root, `ip` and `tc` (iproute2);
-`unavailable` says what is missing.
+pid: what a killed test left behind goes when the next network is made. `unavailable` says what is missing.
 """
 
 import contextlib

@@ -83,14 +83,7 @@ class Nodes:
         return process.communicate(timeout=60)[0]
 
     def drive(self, where: Places, folder: Path, fields: Mapping[str, object], *flags: str) -> Job:
-        """`python -m launch.ray` with the tiny preset on the head's host; it prints into `driver.log` beside `folder`.
-
-        Args:
-          where: has the store.
-          folder: the run's; its name is the run's, too.
-          fields: of the config, by their dotted paths.
-          flags: besides.
-        """
+        """Runs `launch.ray` with the tiny preset on the head's host; it prints into `driver.log` beside `folder`."""
         own = {
             "run.dir": folder,
             "run.name": folder.name,
@@ -121,11 +114,7 @@ class Nodes:
 def nodes(net: Network, names: Sequence[str], *, num_cpus: int, env: Mapping[str, str]) -> Generator[Nodes]:
     """A running cluster for the block's duration; its nodes have cores of their own, as far as there are enough.
 
-    Args:
-      net: has the hosts; its removal ends what a node left.
-      names: of the hosts; the first one's node is the head.
-      num_cpus: that each node offers.
-      env: of each node.
+    `names` are of hosts of `net`, whose removal ends what a node left; the first one's node is the head.
     """
     pytest.importorskip("ray", reason="Ray is not installed: bash launch/setup.sh +dev")
     root = Path(tempfile.mkdtemp(prefix="ray-"))  # short: Ray has sockets there

@@ -31,14 +31,7 @@ class Container:
         passwords: Mapping[str, str],
         fields: Mapping[str, str],
     ) -> None:
-        """Not started.
-
-        Args:
-          spec: the pod's.
-          volumes: a folder for each volume, by its name.
-          passwords: by the secret's name.
-          fields: what the downward API gives, by its path.
-        """
+        """Not started; folders by volume, passwords by secret, and the downward API's values by path."""
         (self._container,) = spec["containers"]
         mounts = {m["mountPath"]: str(volumes[m["name"]]) for m in self._container["volumeMounts"]}
         self._mounts = dict(sorted(mounts.items(), key=lambda m: -len(m[0])))
@@ -75,11 +68,7 @@ class Cluster:
     """A namespace in which names are this machine's, for as long as this object is open."""
 
     def __init__(self, root: pathlib.Path, addresses: Mapping[str, str]) -> None:
-        """Makes it, with an address of this machine's for each name.
-
-        Raises:
-          OSError: this user may not.
-        """
+        """Makes it, with an address of this machine's for each name; OSError if this user may not."""
         hosts = root / "hosts"
         local = f"127.0.0.1 localhost\n127.0.0.1 {socket.gethostname()}\n"  # as a pod finds itself
         hosts.write_text(local + "".join(f"{address} {name}\n" for name, address in addresses.items()))

@@ -69,16 +69,9 @@ def torture(
     kill_server: Callable[[], None] | None = None,
     seed: int = 0,
 ) -> Outcome:
-    """Runs until every group is trained; fails if it never is.
+    """Runs until every group is trained, with kills of clients and server spread over the run; fails if one never is.
 
-    Args:
-      urls: of a store that is there.
-      folder: empty; for the ledger.
-      num_groups: to be trained.
-      client_kills: kills of producers and learner, spread over the run.
-      server_kills: kills of the server, spread over the run.
-      kill_server: kills it and starts it again.
-      seed: of the moments and victims.
+    The folder is for the ledger; `kill_server` kills the server and starts it again.
     """
     create_run(urls.learner, run=RUN, name="torture", actor_role=ACTOR)
     ledger, done = folder / "ledger", folder / "done"

@@ -47,11 +47,7 @@ def golden() -> list[dict[str, Any]]:
 def judge(
     pairs: Iterable[dict[str, Any]], *, verifier: str = "math", command: Sequence[str] = (), timeout_s: float
 ) -> Verdicts:
-    """Each pair's verdict, from a worker that is killed when it hangs.
-
-    Raises:
-      VerifierError: a worker failed in another way.
-    """
+    """Each pair's verdict, from a worker that is killed when it hangs; VerifierError if one fails in another way."""
 
     async def body() -> dict[str, float | None]:
         pool = VerifierPool(num_workers=1, timeout_s=timeout_s, retries=0, command=command or COMMAND)

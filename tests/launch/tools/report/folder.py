@@ -35,18 +35,10 @@ def make_folder(
     texts: tuple[str, ...] = ("the sum is 12", "I count: 1, 2, 3", "needle in a haystack"),
     seed: int = 0,
 ) -> pathlib.Path:
-    """A finished run of so many updates, two a round of four groups of eight.
+    """A finished run of so many updates, two a round of four groups of eight, of which `groups` are kept as text.
 
-    Args:
-      folder: made.
-      name: of the run.
-      steps: optimizer steps.
-      actors: how many.
-      groups: groups kept as text; two an update if not given.
-      killed: actor-0 died in the middle of the run and came back as actor-0-r1.
-      hangs: no group of the last update ever ended, so it was not made; the supervisor was killed.
-      texts: what is answered.
-      seed: of rewards and lengths.
+    `killed`: actor-0 died in the middle of the run and came back as actor-0-r1. `hangs`: no group of the last update
+    ever ended, so it was not made; the supervisor was killed.
     """
     run = RunFolder(folder)
     folder.mkdir(parents=True)

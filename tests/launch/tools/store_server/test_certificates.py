@@ -17,11 +17,7 @@ def make(folder, *hosts: str, days: int = 3, force: bool = False) -> None:
 
 
 def handshake(folder, host: str, ca=None) -> None:
-    """A TLS handshake in memory, as a client that dials `host`.
-
-    Raises:
-      ssl.SSLError: the client does not trust what it is shown.
-    """
+    """A TLS handshake in memory, as a client that dials `host`; ssl.SSLError if it does not trust what it is shown."""
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server.load_cert_chain(folder / "server.pem", folder / "server.key")
     client = ssl.create_default_context(cafile=str(ca or folder / "ca.pem"))
