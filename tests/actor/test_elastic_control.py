@@ -195,3 +195,60 @@ def test_size_that_cannot_be_written_is_kept_and_the_load_counted_on():
 
     looks = [(10.0 * n, n, n, 0, 0.5) for n in (1, 2, 3)]
     assert steps_of(looks, last=2, write=full)[0] == steps_of(looks, last=2)[0]
+
+
+FILE_DEFAULT = EngineSizeOverride(max_num_seqs=64, tensor_parallel_size=1)
+
+
+def make(tmp_path, text: str | None = None) -> EngineSizeFile:
+    path = tmp_path / "limits" / "actor-0.json"
+    if text is not None:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    return EngineSizeFile(path, default=FILE_DEFAULT, max_tensor_parallel_size=4)
+
+
+def test_absent_file_means_the_default_and_is_no_change(tmp_path):
+    assert make(tmp_path).read() == FILE_DEFAULT and make(tmp_path).read_if_changed() is None
+
+
+def test_what_is_left_out_is_the_default(tmp_path):
+    assert make(tmp_path, '{"max_num_seqs": 16}').read() == EngineSizeOverride(max_num_seqs=16, tensor_parallel_size=1)
+    assert make(tmp_path, '{"tensor_parallel_size": 4}').read() == EngineSizeOverride(
+        max_num_seqs=64, tensor_parallel_size=4
+    )
+
+
+def test_written_limits_are_read_once_for_each_change(tmp_path):
+    file, limits = make(tmp_path), EngineSizeOverride(max_num_seqs=8, tensor_parallel_size=2)
+    file.write(limits)
+    assert file.read_if_changed() == limits and file.read_if_changed() is None
+    file.write(FILE_DEFAULT)
+    assert file.read_if_changed() == FILE_DEFAULT
+    assert [p.name for p in file.path.parent.iterdir()] == ["actor-0.json"]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('{"max_num_seqs": 16', "expected {"),
+        ('{"max_num_seqs": "many"}', "Expected `int"),
+        ('{"max_seqs": 16}', "max_seqs"),
+        ("[]", "expected {"),
+        ("\xff", "expected {"),
+        ('{"max_num_seqs": 0}', "max_num_seqs must be >= 1, got 0"),
+        ('{"tensor_parallel_size": 8}', "between 1 and 4 .*got 8"),
+    ],
+)
+def test_bad_file_is_refused_in_one_line(tmp_path, text, says):
+    file = make(tmp_path, text)
+    with pytest.raises(ValueError, match=says) as refused:
+        file.read_if_changed()
+    assert str(file.path) in str(refused.value) and "\n" not in str(refused.value)
+    assert file.read_if_changed() is None  # said once
+
+
+def test_refused_file_is_put_aside(tmp_path):
+    file = make(tmp_path, '{"max_num_seqs": 16}')
+    assert file.refuse() and file.refused_path.is_file() and file.read() == FILE_DEFAULT
+    assert not file.refuse()

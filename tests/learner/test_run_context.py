@@ -5,14 +5,17 @@ import pathlib
 
 import pytest
 
+from bridge.credentials import Token
 from bridge.files import lock_owner
+from bridge.snapshots.snapshot_format import check_signature
 from bridge.store.open import SqliteStore
 from bridge.store.store_types import LearnerLivesError
 from configs.run_folder import set_up_run
 from configs.schema import Config
 from configs.sections import RunConfig, StoreConfig, SupervisionConfig
 from learner import run_context as learner_store
-from learner.run_context import acquire_leadership, open_run_store
+from learner.run_context import acquire_leadership, announcer, open_run_store
+from tests.bridge.factories import make_announcement
 
 LEAD_S = 30.0
 
@@ -100,3 +103,19 @@ def test_run_of_a_store_may_be_served_by_the_role_that_it_names(tmp_path, monkey
     set_up_run(config)
     open_run_store(config, tmp_path / "run").close()
     assert created == [(f"sqlite:///{tmp_path}/run/store.sqlite", "site_b")]
+
+
+TOKEN = Token("0123456789abcdef" * 2)
+
+
+def test_announcement_is_signed_where_there_is_a_token_and_plain_where_there_is_none(tmp_path):
+    announcement = make_announcement(sources=("https://learner:1/v",))
+    got = []
+    for token in (TOKEN, None):
+        with contextlib.closing(SqliteStore(tmp_path / f"{token is None}.sqlite")) as store:
+            announcer(store, token)(announcement)
+            got.append(store.announced())
+    signed, plain = got
+    assert (signed.manifest, signed.sources) == (announcement.manifest, announcement.sources)
+    check_signature(signed, TOKEN)
+    assert plain == announcement
