@@ -21,6 +21,7 @@ from configs.sections import ActorConfig, ModelConfig, PackingConfig, PublishCon
 from tests.bridge.factories import make_ticket
 from tests.bridge.snapshots.whole import write_whole
 from tests.integration.support import models
+from tests.integration.support.jobs import is_alive
 from tests.integration.support.processes import REPO, wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.engine]
@@ -49,13 +50,6 @@ def children(pid: int) -> set[int]:
             found.update(new)
             front += new
     return found
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 @pytest.fixture

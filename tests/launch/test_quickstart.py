@@ -11,42 +11,6 @@ import pytest
 REPO = pathlib.Path(__file__).resolve().parents[2]
 
 
-def test_model_that_there_is_not_is_refused_before_anything_is_set_up(tmp_path):
-    (tmp_path / "launch").mkdir()
-    shutil.copy(REPO / "launch" / "quickstart.sh", tmp_path / "launch")
-    done = subprocess.run(
-        ["bash", str(tmp_path / "launch" / "quickstart.sh"), "--model=gpt9"], capture_output=True, text=True
-    )
-    assert done.returncode == 2 and done.stdout == ""
-    assert done.stderr == "error: --model: expected smollm2, or no flag for a tiny model, got gpt9\n"
-
-
-def test_flags_of_the_run_are_handed_on_and_the_model_is_not(tmp_path):
-    """A stand-in for set-up and Python says what it was asked for."""
-    (tmp_path / "launch").mkdir()
-    (tmp_path / ".venv" / "bin").mkdir(parents=True)
-    shutil.copy(REPO / "launch" / "quickstart.sh", tmp_path / "launch")
-    (tmp_path / "launch" / "setup.sh").write_text("echo setup\n")
-    python = tmp_path / ".venv" / "bin" / "python"
-    python.write_text('#!/usr/bin/env bash\necho "$@"\n')
-    python.chmod(0o755)
-
-    def lines(*arguments: str) -> list[str]:
-        command = ["bash", str(tmp_path / "launch" / "quickstart.sh"), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
-
-    assert lines()[:2] == ["setup", "-m launch.local --config=tiny"]
-    recipe = "--config=arithmetic_smollm2 --config.run.name=a b"
-    assert lines("--model=smollm2", "--config.run.name=a b")[:5] == [
-        "setup",
-        "-m launch.tools.get_model smollm2 --out=models/smollm2",
-        "-m launch.tools.write_tasks arithmetic --out=data/arithmetic",
-        "-m launch.sft --config=arithmetic_smollm2:sft",
-        f"-m launch.local {recipe}",
-    ]
-    assert any(line.startswith("total time with set-up: ") for line in lines("--model=smollm2"))
-
-
 @pytest.fixture
 def place(tmp_path) -> pathlib.Path:
     """The quickstart with a set-up that says so, and an environment whose Python says what it was asked for."""
@@ -65,6 +29,33 @@ def python(place: pathlib.Path, program: str) -> None:
 
 def quickstart(place: pathlib.Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["bash", str(place / "launch" / "quickstart.sh"), *arguments], capture_output=True, text=True)
+
+
+def test_model_that_there_is_not_is_refused_before_anything_is_set_up(place):
+    done = quickstart(place, "--model=gpt9")
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr == "error: --model: expected smollm2, or no flag for a tiny model, got gpt9\n"
+
+
+def test_flags_of_the_run_are_handed_on_and_the_model_is_not(place):
+    """A stand-in for set-up and Python says what it was asked for."""
+    python(place, 'echo "$@"')
+
+    def lines(*arguments: str) -> list[str]:
+        done = quickstart(place, *arguments)
+        assert done.returncode == 0
+        return done.stdout.splitlines()
+
+    assert lines()[:2] == ["setup", "-m launch.local --config=tiny"]
+    recipe = "--config=arithmetic_smollm2 --config.run.name=a b"
+    assert lines("--model=smollm2", "--config.run.name=a b")[:5] == [
+        "setup",
+        "-m launch.tools.get_model smollm2 --out=models/smollm2",
+        "-m launch.tools.write_tasks arithmetic --out=data/arithmetic",
+        "-m launch.sft --config=arithmetic_smollm2:sft",
+        f"-m launch.local {recipe}",
+    ]
+    assert any(line.startswith("total time with set-up: ") for line in lines("--model=smollm2"))
 
 
 @pytest.mark.parametrize("flag", ["-h", "--help"])

@@ -2,7 +2,6 @@ import asyncio
 import contextlib
 import dataclasses
 import json
-import pathlib
 
 import pytest
 
@@ -11,6 +10,7 @@ from actor.environments.protocol import EpisodeError
 from bridge.rollout_types import MAX_ABS_REWARD
 from configs.sections.actor import EnvironmentsConfig
 from tests.actor.fakes import until
+from tests.integration.support.jobs import is_alive
 
 MODULE = "tests.actor.environments.bad_environments"
 OWN = tuple(f"{MODULE}:{name}" for name in ("Bad", "Unreal", "Later", "Chance", "NoStep"))
@@ -30,13 +30,6 @@ async def opened():
 
 def impatient(pool: EnvironmentPool) -> None:
     pool._config = EnvironmentsConfig(call_timeout_s=0.5)
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 async def where(process) -> tuple[int, int]:
@@ -84,7 +77,7 @@ async def test_environment_that_fails_is_an_error_and_its_process_is_gone(at, ho
                 pids.append(int(start.messages[0]["content"].removeprefix("pid ")))
                 await process.step("x")
         await idle(pool)
-        assert not any(map(is_running, pids))
+        assert not any(map(is_alive, pids))
         assert pool.failures == {kind: 1}
         pool._config = EnvironmentsConfig()
         async with pool.open(BAD) as process:  # the next one is as good as any

@@ -19,11 +19,11 @@ from tests.actor.environments.test_environment_pool import (
     OWN,
     idle,
     impatient,
-    is_running,
     opened,
     where,
 )
 from tests.actor.fakes import until
+from tests.integration.support.jobs import is_alive
 
 
 async def test_killed_child_hits_its_own_episode_only():
@@ -46,7 +46,7 @@ async def test_killed_zygote_takes_its_episodes_along_and_is_replaced():
                 await process.reset({})
                 pids += await where(process)
                 os.kill(pids[1], signal.SIGKILL)
-                await until(lambda: not any(map(is_running, pids)), "zygote and child have ended")
+                await until(lambda: not any(map(is_alive, pids)), "zygote and child have ended")
                 await process.step("x")
         await idle(pool)
         async with pool.open(BAD) as process:
@@ -73,7 +73,7 @@ async def test_what_an_environment_started_ends_with_it_or_with_the_pool(tmp_pat
         with contextlib.suppress(asyncio.CancelledError, EpisodeError):
             await task
         await idle(pool)
-        await until(lambda: not any(map(is_running, started())), "both are gone")
+        await until(lambda: not any(map(is_alive, started())), "both are gone")
 
 
 HELPED = """
@@ -109,7 +109,7 @@ async def test_process_that_an_environments_module_started_serves_all_episodes_a
             assert (await process.step(word)).messages[0]["content"] == word
         await idle(pool)
     await pool.close()
-    await until(lambda: not is_running(pids[0]), "the helper has ended")
+    await until(lambda: not is_alive(pids[0]), "the helper has ended")
     assert pids[0] == pids[1]
 
 
@@ -136,7 +136,7 @@ async def test_cancelled_episode_is_killed():
         with contextlib.suppress(asyncio.CancelledError):
             await task
         await idle(pool)
-        assert not is_running(pids[0])
+        assert not is_alive(pids[0])
 
 
 async def test_end_in_order_lets_the_environment_close(tmp_path):
@@ -155,7 +155,7 @@ async def test_environment_that_does_not_close_is_killed(monkeypatch):
             await process.reset({"how": "hang", "at": "close"})
             pid, _ = await where(process)
         await idle(pool)
-        assert not is_running(pid)
+        assert not is_alive(pid)
 
 
 @pytest.mark.parametrize("bound", [1, 2])
@@ -233,7 +233,7 @@ async def test_close_ends_zygotes_and_episodes():
         task = asyncio.create_task(play())
         await until(lambda: len(pids) == 2, "it plays")
         await pool.close()
-        await until(lambda: not any(map(is_running, pids)), "both have ended")
+        await until(lambda: not any(map(is_alive, pids)), "both have ended")
         task.cancel()
 
 

@@ -3,7 +3,6 @@
 import asyncio
 import dataclasses
 import functools
-import itertools
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +22,7 @@ from tests.actor.fakes import until
 from tests.bridge.snapshots.whole import write_whole
 from tests.integration.engine.test_parity import sample_group
 from tests.integration.support import models
-from tests.integration.support.engines import LORA, Bench, EngineKind, for_engines
+from tests.integration.support.engines import LORA, Bench, EngineKind, for_engines, spans
 
 BOUND = 1e-4
 PROMPT = np.array([20, 21, 22, 23], np.int32)
@@ -32,15 +31,6 @@ pytestmark = [
     pytest.mark.engine,
     for_engines([EngineKind(max_adapters=2, prefix_caching=True)]),
 ]
-
-
-def spans(sample: Sample) -> list[tuple[Version, int, int]]:
-    found, at = [], 0
-    for version, run in itertools.groupby(sample.token_versions):
-        end = at + len(list(run))
-        found.append((version, at, end))
-        at = end
-    return found
 
 
 def assert_made_by_its_versions(bench: Bench, sample: Sample) -> None:

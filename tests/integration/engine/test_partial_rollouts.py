@@ -1,32 +1,20 @@
 """Partial rollouts (publish.at_publish=abort_and_resume) on a real vLLM engine; transformers is the oracle."""
 
 import asyncio
-import itertools
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 
 from actor.engine_protocol import AbortedError, EngineDeadError, Sample
-from bridge.rollout_types import Version
 from tests.actor.fakes import until
-from tests.integration.support.engines import MAX_NUM_SEQS, Bench, EngineKind, for_engines
+from tests.integration.support.engines import MAX_NUM_SEQS, Bench, EngineKind, for_engines, spans
 
 BOUND = 1e-4
 NUM_KV_BLOCKS = 14  # of 128 tokens: eight sequences of 400 tokens want 32
 PROMPT = np.array([20, 21, 22, 23], np.int32)
 ENGINE = EngineKind(at_publish="abort_and_resume", prefix_caching=True, num_kv_blocks=NUM_KV_BLOCKS)
 pytestmark = [pytest.mark.integration, pytest.mark.engine, for_engines([ENGINE])]
-
-
-def spans(sample: Sample) -> list[tuple[Version, int, int]]:
-    """Version, first and last + 1 position."""
-    found, at = [], 0
-    for version, run in itertools.groupby(sample.token_versions):
-        end = at + len(list(run))
-        found.append((version, at, end))
-        at = end
-    return found
 
 
 async def progress(bench: Bench, num_tokens: int) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import functools
+import itertools
 import os
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
@@ -212,3 +213,13 @@ def start_bench(root: Path, kind: EngineKind, *, folder: Path | None = None) -> 
         timeline=Timeline(root / "events", "actor-0"),
     )
     return Bench(folder, model, config, engine, writer, client, asyncio.Runner(), root / "events")
+
+
+def spans(sample: Sample) -> list[tuple[Version, int, int]]:
+    """Version, first and last + 1 position."""
+    found, at = [], 0
+    for version, run in itertools.groupby(sample.token_versions):
+        end = at + len(list(run))
+        found.append((version, at, end))
+        at = end
+    return found

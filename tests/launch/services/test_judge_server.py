@@ -21,6 +21,7 @@ from configs.sections.rewards import JudgeConfig
 from launch.services import judge_server
 from launch.services.judge_server import JudgeService
 from launch.supervision import process_tree
+from tests.integration.support.jobs import is_alive
 from tests.integration.support.processes import kill, spawn, wait_until
 
 CONFIG = JudgeConfig(
@@ -50,13 +51,6 @@ def start(
 def given(tmp_path: Path, number: int = 0) -> dict[str, Any]:
     """What a process was given."""
     return json.loads((tmp_path / f"{number}.json").read_text())
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def score(service: JudgeService) -> float:
