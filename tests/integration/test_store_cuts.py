@@ -85,9 +85,7 @@ class Bench:
     def dump(self, run: str, *, after: str) -> dict[str, list[str]]:
         """All that a run holds, once who was cut off is no longer at work at the server.
 
-        Args:
-          run: which.
-          after: the connections' name; one that is `cut` has come back.
+        `after` is the connections' name; one that is `cut` has come back.
         """
         count = "SELECT count(*) FROM pg_stat_activity WHERE application_name = %s AND datname = %s"
         left = 1 if after.startswith("cut") else 0
