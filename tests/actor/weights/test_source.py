@@ -162,22 +162,13 @@ def test_two_actors_of_a_host_serve_the_same_from_one_download(setup):
         assert files == ["copy-0", "copy-1"]
 
 
-@pytest.mark.parametrize(
-    ("forge", "complaint"),
-    [
-        (lambda m: dataclasses.replace(m, version=at(5), hmac=None), "unsigned manifest"),
-        (lambda m: sign(dataclasses.replace(m, version=at(5)), OTHER_TOKEN), "not signed"),
-        (lambda m: sign(dataclasses.replace(m, version=at(5), tokenizer_hash="u"), TOKEN), "tokenizer"),
-        (lambda m: sign(dataclasses.replace(m, version=at(5), tensors=()), TOKEN), "no data"),
-    ],
-)
-def test_forged_announcement_is_refused_and_what_is_served_unchanged(setup, forge, complaint, caplog):
+def test_forged_announcement_is_refused_and_what_is_served_unchanged(setup, caplog):
     good = setup.publish(1)
     assert setup.follow()
-    setup.announce(forge(good))
+    setup.announce(sign(dataclasses.replace(good, version=at(5)), OTHER_TOKEN))
     assert not setup.follow()
     assert (setup.engine.version, setup.client.num_refused) == (at(1), 1)
-    assert complaint in caplog.text
+    assert "not signed" in caplog.text
     setup.publish(2)  # the forged version was higher, but it was never believed
     assert setup.follow()
     assert setup.engine.version == at(2)
@@ -185,7 +176,7 @@ def test_forged_announcement_is_refused_and_what_is_served_unchanged(setup, forg
 
 @pytest.mark.parametrize("signed", ["not", "with another token", "before"])
 def test_announcement_of_sources_that_the_learner_did_not_name_is_refused_before_they_are_asked(setup, signed, caplog):
-    """A server of the store's administrator, for weights of the learner's: it is shown no credential."""
+    """The store's administrator names a server of his own as a source | refused; no credential goes there"""
     setup.publish(1)
     assert setup.follow()
     manifest = publish(setup.writer, 2)
@@ -210,6 +201,7 @@ def test_announcement_of_sources_that_the_learner_did_not_name_is_refused_before
 
 @pytest.mark.heavy
 def test_old_manifest_replayed_is_refused_and_said_so(setup, caplog):
+    """An old manifest, rightly signed, announced again | refused by whoever has fetched a newer one, which stays"""
     old = setup.publish(1)
     assert setup.follow()
     setup.publish(2)

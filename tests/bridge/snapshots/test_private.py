@@ -83,6 +83,7 @@ def test_folder_that_is_not_this_users_alone_is_refused_and_nothing_is_put_there
 
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
 def test_folder_and_files_of_a_version_are_closed_whatever_the_umask(tmp_path, umask):
+    """Another user of the host reads or changes weights in shared memory | slots and locks 0600"""
     old = os.umask(umask)
     try:
         writer = SnapshotWriter(tmp_path / "run", **KEYS, has_spare=True)

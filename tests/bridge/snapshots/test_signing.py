@@ -5,6 +5,7 @@ import blake3
 import pytest
 
 from bridge import codec
+from bridge.credentials import Token
 from bridge.snapshots.snapshot_format import SnapshotError, check_signature, sign
 from bridge.weight_types import DeltaEntry
 from tests.bridge.factories import with_file, with_piece
@@ -37,6 +38,10 @@ def test_unsigned_manifest_or_another_tokens_is_refused(signed):
     with pytest.raises(SnapshotError, match="not signed with this actor's token") as caught:
         check_signature(signed, OTHER_TOKEN)
     assert "fedc" not in str(caught.value) and signed.hmac not in str(caught.value)
+    shown = Token(TOKEN.header.removeprefix("Bearer "))  # what a server is shown
+    for forged in (dataclasses.replace(signed, hmac=""), sign(signed, shown)):
+        with pytest.raises(SnapshotError, match="not signed with this actor's token"):
+            check_signature(forged, TOKEN)
 
 
 def delta(manifest: Any) -> DeltaEntry:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import http.client
 import ipaddress
 import os
@@ -9,6 +10,7 @@ import pathlib
 import shutil
 import stat
 import tempfile
+import threading
 import traceback
 from collections.abc import Generator
 
@@ -17,17 +19,25 @@ import pytest
 from actor.rewards.types import Response
 from actor.rewards.verifier_pool import VerifierPool
 from bridge import credentials
+from bridge.credentials import Tls
 from bridge.rollout_types import Task
+from bridge.snapshots.remote.download import RetryPolicy
+from bridge.snapshots.remote.fetcher import SnapshotFetcher
+from bridge.snapshots.snapshot_format import SnapshotError
 from bridge.store.open import create_run, open_store
 from bridge.store.postgres.tables_and_roles import ACTOR
+from bridge.weight_types import WeightManifest
+from launch.services.snapshot_server import ServerProcess
 from launch.supervision import process_tree
 from launch.tools.store_server import certificates
-from tests.integration.security.rig import OTHER_TOKEN, SECRET, TOKEN, Place, fetch, fetcher, serving
+from tests.bridge.snapshots import served as snapshot_site
+from tests.bridge.snapshots.served import OTHER_TOKEN, TOKEN
 from tests.integration.support.sockets import listening
 from tests.launch.tools.store_server.test_store_server import Served, served
 from tests.postgres import free_port, need_tls
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("postgres")]
+SECRET = "0123456789abcdef" * 2  # of TOKEN
 
 
 @pytest.fixture(scope="module")
@@ -48,17 +58,41 @@ def store(folder: pathlib.Path) -> Generator[Served]:
         yield running
 
 
+@dataclasses.dataclass
+class Snapshots:
+    """A folder with one version, and its server by https on loopback."""
+
+    log: pathlib.Path
+    ca: Tls
+    manifest: WeightManifest
+    server: ServerProcess
+
+    def ask(self, headers: dict[str, str]) -> int:
+        """The status of one request."""
+        path = snapshot_site.file_path(self.manifest)
+        return snapshot_site.get(self.server.url, path, ca=self.ca, headers=headers).status
+
+
 @pytest.fixture(scope="module")
-def snapshots(folder: pathlib.Path) -> Generator[Place]:
-    with serving(folder / "served") as place:
-        yield place
+def snapshots(folder: pathlib.Path) -> Generator[Snapshots]:
+    tls, ca = snapshot_site.certificates(folder / "served-tls")
+    with contextlib.closing(snapshot_site.open_writer(folder / "served", token=TOKEN)) as writer:
+        manifest, log = snapshot_site.publish(writer, 3), folder / "served-log"
+        with pytest.MonkeyPatch.context() as environ:
+            environ.setenv(credentials.TOKEN, SECRET)
+            environ.delenv(credentials.TOKEN_FILE, raising=False)
+            environ.setenv(credentials.CERTIFICATE, str(tls.certificate))
+            environ.setenv(credentials.KEY, str(tls.key))
+            server = ServerProcess(folder / "served", listen="127.0.0.1:0", scheme="https", reader_grace_s=5.0, log=log)
+        with contextlib.closing(server):
+            yield Snapshots(log, ca, manifest, server)
 
 
 def password(passfile: str) -> str:
     return pathlib.Path(passfile).read_text().strip().rpartition(":")[2]
 
 
-def trees(store: Served, snapshots: Place) -> set[int]:
+def trees(store: Served, snapshots: Snapshots) -> set[int]:
     """All processes of the two servers."""
     roots = {store.process.pid, snapshots.server.pid}
     return roots | {pid for root in roots for pid in process_tree.descendants(root)}
@@ -99,13 +133,18 @@ def test_tokens_and_passwords_are_in_no_log_error_or_command_line(store, snapsho
     with store_environment(store, folder, word=wrong), pytest.raises(ValueError) as caught:
         open_store(with_password + "&nonsense=1", run="run-1")
     note(caught.value)
+    announced = snapshot_site.announced(snapshots.manifest, snapshots.server.url)
+    haste = RetryPolicy(silence_s=5.0, give_up_s=1.0, first_backoff_s=0.01, last_backoff_s=0.05)
     for token in (TOKEN, OTHER_TOKEN):
-        with pytest.raises(Exception) as failed:
-            fetch(fetcher(None, token=token), snapshots.announcement(), tmp_path / "copy")
+        fetcher = SnapshotFetcher(
+            run=snapshot_site.RUN, tokenizer_hash=snapshot_site.TOKENIZER, token=token, patience=haste
+        )
+        with contextlib.closing(fetcher), pytest.raises(SnapshotError) as failed:
+            fetcher.fetch(announced, tmp_path / "copy", stop=threading.Event())
         note(failed.value)
-        snapshots.ask(header=token.header + "x")
+        assert snapshots.ask({"Authorization": token.header + "x"}) == 401
     with contextlib.suppress(http.client.RemoteDisconnected):
-        snapshots.ask(headers={"Authorization": TOKEN.header, "Cookie": SECRET, "X": "x" * 9000})
+        snapshots.ask({"Authorization": TOKEN.header, "Cookie": SECRET, "X": "x" * 9000})
 
     shown = {
         "errors": "\n".join(said),
@@ -131,15 +170,6 @@ def test_files_that_hold_secrets_are_their_owners_alone(store, folder):
         assert stat.S_IMODE(file.stat().st_mode) == 0o600, file
     assert not (folder / "store").stat().st_mode & (stat.S_IROTH | stat.S_IWOTH | stat.S_IRGRP | stat.S_IWGRP)
     assert stat.S_IMODE((folder / "store" / "data").stat().st_mode) == 0o700
-
-
-def test_shared_memory_of_the_learner_is_its_owners_alone(snapshots):
-    """Another user of the host reads or changes weights in shared memory | slots and locks 0600"""
-    for path in snapshots.folder.iterdir():
-        mode = stat.S_IMODE(path.stat().st_mode)
-        # The manifest holds names, shapes and hashes, and its folder decides who may replace it.
-        assert mode == 0o600 or (path.name == "manifest" and not mode & 0o022), path
-    assert not snapshots.folder.stat().st_mode & 0o022
 
 
 def test_nothing_listens_beyond_loopback_unless_it_is_told_to(store, snapshots):

@@ -2,11 +2,13 @@ import contextlib
 import dataclasses
 import datetime
 import errno
+import http.server
 import os
 import shutil
+import ssl
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -110,21 +112,7 @@ def larger(manifest: WeightManifest, num_bytes: int) -> dict:
     return {"num_bytes": num_bytes, "chunk_hashes": bytes(32 * num_chunks)}
 
 
-@pytest.mark.parametrize(
-    ("change", "complaint"),
-    [
-        (lambda m: forged(m, token=None, hmac=None), "unsigned manifest"),
-        (lambda m: forged(m, token=OTHER_TOKEN), "not signed with this actor's token"),
-        (lambda m: forged(m, token=None, version=at(9)), "not signed with this actor's token"),
-        (lambda m: forged(m, run="another"), "got 'another'"),
-        (lambda m: forged(m, tokenizer_hash="u"), "expected tokenizer hash 't', got 'u'"),
-        (lambda m: forged(m, tensors=(dataclasses.replace(m.tensors[0], name="v"),)), "differs from the model"),
-        (lambda m: forged(with_file(m, **larger(m, 2**24))), "16777216 bytes, its tensors need 80000"),
-        (lambda m: forged(with_file(m, name="manifest")), "not a slot"),
-        (lambda m: forged(with_file(m, chunk_hashes=bytes(20 * 32))), "digests are not"),
-    ],
-)
-def test_manifest_that_is_not_the_runs_is_refused_before_a_byte_is_asked_for(folder, writer, local, change, complaint):
+def check_refused_before_a_byte_is_asked_for(writer, local, change, complaint) -> None:
     good = publish(writer, 1)
     server = ScriptedServer(values(1).tobytes())
     fetch(announced(good, server.url), local)
@@ -136,6 +124,35 @@ def test_manifest_that_is_not_the_runs_is_refused_before_a_byte_is_asked_for(fol
     assert_holds(local, good, 1)
 
 
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (lambda m: forged(m, token=None, hmac=None), "unsigned manifest"),
+        (lambda m: forged(m, token=OTHER_TOKEN), "not signed with this actor's token"),
+        (lambda m: forged(m, token=None, version=at(9)), "not signed with this actor's token"),
+    ],
+)
+def test_manifest_that_the_token_has_not_signed_is_refused(writer, local, change, complaint):
+    """A manifest that is unsigned, signed by another, or changed in any field | refused before anything is fetched"""
+    check_refused_before_a_byte_is_asked_for(writer, local, change, complaint)
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (lambda m: forged(m, run="another"), "got 'another'"),
+        (lambda m: forged(m, tokenizer_hash="u"), "expected tokenizer hash 't', got 'u'"),
+        (lambda m: forged(m, tensors=(dataclasses.replace(m.tensors[0], name="v"),)), "differs from the model"),
+        (lambda m: forged(with_file(m, **larger(m, 2**24))), "16777216 bytes, its tensors need 80000"),
+        (lambda m: forged(with_file(m, name="manifest")), "not a slot"),
+        (lambda m: forged(with_file(m, chunk_hashes=bytes(20 * 32))), "digests are not"),
+    ],
+)
+def test_signed_manifest_that_is_not_the_runs_is_refused(writer, local, change, complaint):
+    """A signed snapshot of another run, tokenizer, or model | refused before anything is fetched, and says which"""
+    check_refused_before_a_byte_is_asked_for(writer, local, change, complaint)
+
+
 def test_without_a_token_an_unsigned_manifest_is_taken(tmp_path, local):
     writer = open_writer(tmp_path / "plain")
     manifest = publish(writer, 1)
@@ -145,7 +162,17 @@ def test_without_a_token_an_unsigned_manifest_is_taken(tmp_path, local):
     writer.close()
 
 
+@pytest.mark.parametrize("source", ["https://192.0.2.1:8443/v1", "https://learner.example/v1", "s3://bucket/v1"])
+def test_actor_without_a_token_takes_no_weights_from_another_machine(writer, local, source):
+    """Unsigned weights on another machine or in a bucket, to an actor without a token | refused: it says what to set"""
+    manifest = dataclasses.replace(publish(writer, 1), hmac=None)
+    with pytest.raises(SnapshotError, match="set SLUICE_TOKEN_FILE"):
+        fetch(Announcement(manifest=manifest, sources=(source,)), local, token=None)
+    assert not local.exists()
+
+
 def test_bit_flipped_at_rest_is_refused_and_nothing_is_mapped(folder, writer, local):
+    """One flipped bit in a chunk, where it lies or on its way | refused by its hash; the file is not called whole"""
     manifest = publish(writer, 1)
     with open(folder / manifest.shards[0].file.name, "r+b") as f:
         f.seek(3 * CHUNK_BYTES)
@@ -263,7 +290,11 @@ def test_folder_that_is_gone_is_superseded_and_not_made(writer, local, tmp_path)
 
 
 def test_wrong_token_is_refused_with_a_clear_error(folder, writer, local):
+    """An actor with another run's token | it refuses the manifest itself, before a byte is asked for"""
     manifest = publish(writer, 1)
+    with pytest.raises(SnapshotError, match="not signed with this actor's token; learner and actors need the same"):
+        fetch(announced(manifest, "http://127.0.0.1:1"), local, token=OTHER_TOKEN)
+    assert not local.exists()
     signed = sign(manifest, OTHER_TOKEN)  # as if announcements were forged too
     with serving(folder, token=TOKEN) as running, pytest.raises(SnapshotError, match="refused the token") as caught:
         fetch(announced(signed, running.url, token=OTHER_TOKEN), local, token=OTHER_TOKEN)
@@ -271,6 +302,7 @@ def test_wrong_token_is_refused_with_a_clear_error(folder, writer, local):
 
 
 def test_expired_certificate_and_foreign_authority_are_refused_and_named(folder, writer, local, tmp_path):
+    """An expired or foreign certificate, or one of another host | the actor refuses; the token is not sent"""
     manifest = publish(writer, 1)
     past = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=1)
     expired, trusts_expired = certificates(tmp_path / "expired", not_after=past)
@@ -293,9 +325,51 @@ def test_expired_certificate_and_foreign_authority_are_refused_and_named(folder,
 
 
 def test_plain_http_to_another_machine_is_not_even_tried(writer, local):
+    """An announced source by plain http on another machine | refused before anything is sent"""
     manifest = publish(writer, 1)
     with pytest.raises(SnapshotError, match="allowed only on loopback"):
         fetch(announced(manifest, "http://192.0.2.1:1"), local)
+
+
+class Redirecting(http.server.BaseHTTPRequestHandler):
+    """Sends a reader elsewhere, and remembers what it showed."""
+
+    to = ""
+    shown: ClassVar[list[str | None]] = []
+
+    def do_GET(self) -> None:
+        self.shown.append(self.headers.get("Authorization"))
+        self.send_response(302 if self.to else 404)
+        self.send_header("Location", self.to)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_source_that_redirects_elsewhere_is_not_followed_with_the_token(writer, local, tmp_path, scheme):
+    """A source redirects to another server, plain or encrypted | the credential does not go there; refused"""
+    shown, trust = certificates(tmp_path / "tls")
+    assert shown.certificate is not None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(shown.certificate, shown.key)
+    there = type("There", (Redirecting,), {"shown": []})
+    with contextlib.ExitStack() as ending:
+
+        def serve(handler: type[Redirecting], *, tls: bool) -> str:
+            server = ending.enter_context(http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler))
+            if tls:
+                server.socket = context.wrap_socket(server.socket, server_side=True)
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            ending.callback(server.shutdown)
+            return f"{'https' if tls else 'http'}://127.0.0.1:{server.server_port}"
+
+        here = type("Here", (Redirecting,), {"shown": [], "to": serve(there, tls=scheme == "https")})
+        with pytest.raises(SnapshotError):
+            fetch(announced(publish(writer, 1), serve(here, tls=True)), local, tls=trust)
+    assert TOKEN.header in here.shown and set(there.shown) <= {None}
 
 
 def test_no_room_is_an_error_that_says_how_much(folder, writer, local, monkeypatch):

@@ -1,5 +1,6 @@
 import contextlib
 import os
+import stat
 import threading
 from pathlib import Path
 
@@ -180,7 +181,13 @@ def test_folder_that_dead_processes_left_is_swept_and_a_live_ones_is_not(root):
     live.close()
 
 
-def test_folder_that_others_may_write_is_refused(root):
+def test_folder_is_closed_to_others_and_one_that_they_may_write_is_refused(root, writer):
+    """Another user of the host reads or replaces fetched weights | folders 0700, files 0600; others' refused"""
+    server = ScriptedServer(values(1).tobytes())
+    with contextlib.closing(join(root)) as shared:
+        path = fetch(shared, announced(publish(writer, 1), server.url))
+        assert [stat.S_IMODE(p.stat().st_mode) for p in (path.parent, path)] == [0o700, 0o600]
+    server.close()
     folder = root / f"sluice-shared-{os.geteuid()}-{'run%201'}"
     folder.mkdir(parents=True)
     folder.chmod(0o777)

@@ -42,14 +42,17 @@ def test_hosts_and_sslmode_are_those_that_libpq_takes(url, environ, hosts, sslmo
     [
         ("postgresql://127.0.0.1,db.example/d", {}),
         ("postgresql://127.0.0.1,db.example/d?hostaddr=127.0.0.1,", {}),  # the second address is left out
+        ("postgresql://db.example/d?sslmode=disable", {}),
         ("postgresql://db.example/d?sslmode=require", {}),
         ("postgresql://db.example/d?sslmode=verify-ca", {}),
         ("postgresql:///d?host=db.example", {"PGSSLMODE": "prefer"}),
         ("postgresql:///d", {"PGSERVICE": "plain"}),
         ("postgresql://127.0.0.1/d", {"PGHOSTADDR": "192.0.2.1"}),
+        ("postgresql:///d", {"PGHOST": "db.example"}),
     ],
 )
 def test_server_elsewhere_that_proves_nothing_is_refused_before_anything_is_sent(url, environ, monkeypatch):
+    """A PostgreSQL URL of another machine without sslmode=verify-full | refused before anything is sent"""
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ValueError, match=r"is on another machine, and sslmode=.*add \?sslmode=verify-full"):
