@@ -221,6 +221,10 @@ def take_over(stores: dict[str, SqlStore]) -> None:
     stores["actor"].claim("b", limit=1, lease_s=60)
 
 
+def acknowledge(stores: dict[str, SqlStore]) -> None:
+    stores["learner"].acknowledge(["t0"])
+
+
 def reissue(stores: dict[str, SqlStore]) -> None:
     stores["learner"].reissue(["t0"])
 
@@ -232,9 +236,11 @@ def serve_again(stores: dict[str, SqlStore]) -> None:
 
 
 BETWEEN = (
+    ("claim", take_over, {"t0": ("claimed", "a"), "t1": ("claimed", "a")}),
     ("fail_ticket", take_over, {"t0": ("claimed", "b"), "t1": ("claimed", "a")}),
     ("release", take_over, {"t0": ("claimed", "b"), "t1": ("claimed", "a")}),
     ("put_group", reissue, {"t0": ("open", None), "t1": ("claimed", "a")}),
+    ("put_group", acknowledge, {"t0": ("acknowledged", None), "t1": ("claimed", "a")}),
     ("reissue", serve_again, {"t0": ("done", "b"), "t1": ("done", "b")}),
 )
 
@@ -252,3 +258,5 @@ def test_operation_whose_answer_was_lost_does_nothing_again_to_what_others_did_s
     states = "SELECT id, state, actor FROM sluice.tickets WHERE run = %s AND id IN ('t0', 't1')"
     found = {id_: tuple(rest) for id_, *rest in bench.admin.execute(states, (run,)).fetchall()}
     assert found == want
+    payloads = "SELECT count(*) FROM sluice.payloads WHERE run = %s AND NOT call IN (SELECT call FROM sluice.groups)"
+    assert bench.admin.execute(payloads, (run,)).fetchone() == (0,)

@@ -1,6 +1,5 @@
 """What every store does, over both engines: as one caller sees it."""
 
-import contextlib
 import dataclasses
 import itertools
 import threading
@@ -95,14 +94,6 @@ def test_renew_moves_the_end_of_held_leases_only(store, clock):
     assert claim_ids(store, "y") == ["c"]
 
 
-def test_renew_after_expiry_works_until_somebody_claims(store, clock):
-    put(store, "a")
-    claim_ids(store, "x", lease_s=1.0)
-    clock.now_s += 5
-    assert store.renew("x", ["a"], lease_s=1.0) == ["a"]
-    assert claim_ids(store, "y") == []
-
-
 def test_release_offers_own_tickets_at_once(store):
     put(store, "a", "b")
     claim_ids(store, "x")
@@ -132,11 +123,6 @@ def test_put_group_second_copy_refused_and_first_kept(store, clock):
     store.acknowledge(["a"])
     assert store.put_group(make_group(ticket, actor="y")) is False
     assert stored_ids(store) == []
-
-
-def test_put_group_of_unknown_ticket_raises_key_error(store):
-    with pytest.raises(KeyError, match="'a'"):
-        store.put_group(make_group(make_ticket("a")))
 
 
 @pytest.mark.parametrize(
@@ -294,12 +280,6 @@ def test_groups_are_deleted_a_few_per_transaction_so_that_none_holds_the_runs_lo
     assert sizes[-1] == 0 and max(a - b for a, b in itertools.pairwise(sizes)) == 2
 
 
-def test_restores_are_kept_by_incarnation(store):
-    store.record_restore(0, 0)
-    store.record_restore(1, 8)
-    assert store.restores() == {0: 0, 1: 8}
-
-
 def test_give_up_offers_again_until_it_has_failed_too_often(store):
     put(store, "a", "b")
     for attempt in range(3):
@@ -383,23 +363,6 @@ def test_heartbeats_last_one_of_each_process(store, clock):
     want = [(beats[1], 1030.0), (beats[3], 1020.0), (beats[2], 1010.0)]
     assert store.heartbeats() == [dataclasses.replace(beat, time_s=time_s) for beat, time_s in want]
     assert store.now_s() == 1040.0
-
-
-def test_contents_and_counters_survive_reopening(place):
-    with contextlib.closing(place.open()) as store:
-        tickets = put(store, "a", "b", "c", "d")
-        claim_ids(store, "x", limit=1)
-        store.put_group(make_group(tickets["b"]))
-        store.put_group(make_group(tickets["c"]))
-        store.acknowledge(["c"])
-        store.reissue(["d"])
-        counts = store.counts()
-        assert [store.acquire_leadership("here", lease_s=60), store.acquire_leadership("here", lease_s=60)] == [0, 1]
-    with contextlib.closing(place.open()) as store:
-        assert store.counts() == counts
-        assert counts == {"open": 1, "claimed": 1, "done": 1, "acknowledged": 1, "failed": 0, "reissued": 1}
-        assert stored_ids(store) == ["b"]
-        assert store.acquire_leadership("elsewhere", lease_s=60) == 2
 
 
 @pytest.mark.heavy

@@ -59,6 +59,10 @@ def acknowledged(stores: Stores) -> None:
     stores["learner"].acknowledge(["t0"])
 
 
+def anchored(stores: Stores) -> None:
+    stores["actor"].raise_anchors({"known": [1.0]})
+
+
 def fenced(stores: Stores) -> None:
     serve(stores)
     stores["learner"].fence("a", "a reason")
@@ -134,6 +138,8 @@ OPERATIONS = (
         None,
     ),
     Operation("record_restore", "learner", nothing, lambda s: s.record_restore(0, 7), None),
+    Operation("raise_anchors", "actor", anchored, lambda s: s.raise_anchors({"known": [0.5, 2], "new": [1]}), None),
+    Operation("put_anchors", "learner", anchored, lambda s: s.put_anchors({"known": [0.5, 2], "new": [1]}), None),
     Operation("heartbeat", "actor", nothing, lambda s: s.heartbeat(BEAT), None),
     Operation("engine_capacity", "actor", nothing, lambda s: s.engine_capacity(anew=True), {}),
     Operation("register_actor", "actor", nothing, lambda s: s.register_actor(BEAT, location="here"), None),
