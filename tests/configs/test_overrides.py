@@ -124,6 +124,8 @@ def test_load_preset_of_ours_that_is_no_preset_names_those_that_are():
         ("import json\n\njson.loads('{')\n", r"mine.py:3: JSONDecodeError: "),
         ("def get_config():\n    return [][1]\n", r"mine.py:2: IndexError: "),
         ("raise SystemExit(0)\n", r"mine.py:1: SystemExit: 0"),
+        ("get_config = 3\n", r"mine.py: expected a function get_config\(\), got none; presets are "),
+        ("\0", r"mine.py: "),
     ],
 )
 def test_load_preset_with_an_error_of_its_own_is_refused_with_its_line(tmp_path, text, said):

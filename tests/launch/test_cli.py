@@ -74,7 +74,7 @@ def test_prepare_run_dir_alone_reads_the_folder(prepare, tmp_path):
 
 
 @pytest.mark.heavy
-def test_prepare_run_dir_alone_looks_for_room_too(prepare, tmp_path, model, monkeypatch):
+def test_prepare_looks_for_room_also_with_the_run_dir_alone(prepare, tmp_path, model, monkeypatch):
     (model / "model.safetensors").write_bytes(bytes(1000))
     run_dir = str(tmp_path / "run")
     snapshots = tmp_path / "snapshots"
@@ -86,9 +86,12 @@ def test_prepare_run_dir_alone_looks_for_room_too(prepare, tmp_path, model, monk
     num_free[snapshots] = 1000
     with pytest.raises(ValueError, match="set publish.snapshot_dir to a larger filesystem"):
         prepare(None, run_dir=run_dir)
-    num_free |= {snapshots: 10**9, tmp_path / "run": 1000}
+    num_free |= {snapshots: 10**9, tmp_path / "run": 1000, tmp_path: 1000}
     with pytest.raises(ValueError, match="more checkpoints"):
         prepare(None, run_dir=run_dir)
+    with pytest.raises(ValueError, match="more checkpoints"):
+        prepare(run_dir=str(tmp_path / "new"), publish__snapshot_dir=str(snapshots))
+    assert not (tmp_path / "new").exists()
 
 
 def test_prepare_model_folder_that_is_refused_leaves_no_run_folder(prepare, tmp_path, model):

@@ -145,14 +145,6 @@ def test_update_replaced_file_forgets_the_abandoned_steps(view, file):
     assert "step 2/40" in shown(view)
 
 
-def test_update_file_replaced_by_an_empty_one_still_renders(view, file):
-    append(file, step_row(1), step_row(2))
-    view.update()
-    replace(file)
-    view.update()
-    assert "step 0/40" in shown(view)
-
-
 @pytest.mark.parametrize(
     ("values", "want"),
     [

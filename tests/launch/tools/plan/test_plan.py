@@ -198,48 +198,6 @@ def test_lag_percentiles_weigh_what_there_is_of_each():
     assert Lag.of({}) == Lag(mean=0, p95=0, max=0)
 
 
-@given(
-    width=st.one_of(st.none(), st.integers(1, 4)),
-    num_engines=st.integers(1, 4),
-    moves=st.lists(st.tuples(st.sampled_from(["put", "claim", "end"]), st.integers(0, 99)), max_size=80),
-)
-def test_pool_hands_out_the_lowest_orders_once_within_the_frontier(width, num_engines, moves):
-    pool = TicketPool(num_engines=num_engines, width=width, by_sample=False)
-    offered, held, num_put = [], {}, 0
-    for what, n in moves:
-        if what == "put":
-            pool.put(make_ticket(f"t{num_put}", order=num_put))
-            offered.append(num_put)
-            num_put += 1
-        elif what == "claim":
-            engine, limit = n % num_engines, n // num_engines
-            total = len(offered) + len(held) if width is None else min(len(offered) + len(held), width)
-            share = -(-total // num_engines) - list(held.values()).count(engine)
-            room = len(offered) if width is None else width - len(held)
-            wanted = offered[: max(0, min(limit, share, room, len(offered)))]
-            assert [t.order for t in pool.claim(engine, limit)] == wanted
-            offered = offered[len(wanted) :]
-            held |= dict.fromkeys(wanted, engine)
-        elif held:
-            order = sorted(held)[n % len(held)]
-            assert pool.end(f"t{order}") == held.pop(order)
-            assert pool.end(f"t{order}") is None
-
-
-def test_pool_by_sample_keeps_the_frontier_in_groups():
-    pool = TicketPool(num_engines=2, width=1, by_sample=True)
-    for order in (0, 1):
-        pool.put(make_ticket(f"t{order}", order=order, num_samples=2))
-    parts = pool.claim(0, 9) + pool.claim(1, 9)
-    assert [t.id for t in parts] == ["t0#0", "t0#1"]
-    assert {group_id(t.id) for t in parts} == {"t0"}
-    assert not pool.has_offer
-    pool.end("t0#0")
-    assert not pool.has_offer  # the group's other sample is still running
-    pool.end("t0#1")
-    assert pool.has_offer
-
-
 class _Store:
     """The real store, asked as actors ask it: every engine is an actor, and a single request has its own ticket."""
 

@@ -338,11 +338,6 @@ def test_a_process_lived_as_long_as_its_supervisor_or_its_events_say(case):
 AGAIN = "; restarting (restart 1)"
 TOLD = [
     (
-        {"how": "was killed by signal 9", "signal": 9, "cause": "weights served v=1", "then": AGAIN},
-        "actor-0 was killed by signal 9; restarting (restart 1)",
-        "its last line was: weights served v=1",
-    ),
-    (
         {
             "how": "was killed by signal 11",
             "signal": 11,
