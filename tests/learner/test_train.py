@@ -238,6 +238,11 @@ def test_devices_are_taken_once_the_engines_owe_nothing_and_given_back_without_t
     assert calls == ["evaluations", "probe", "take", "reload", "offload", "give back"]
 
 
+@pytest.mark.parametrize(("ess", "is_fresh", "stops"), [(0.5, False, False), (0.4, False, True), (0.4, True, False)])
+def test_batch_below_the_ess_floor_is_dropped_unless_its_weights_are_the_newest(ess, is_fresh, stops):
+    assert train.is_off_policy(ess, floor=0.5, is_fresh=is_fresh, step=1) == stops
+
+
 def test_what_the_learner_computes_is_told_with_whether_it_was_compiled_first():
     run, num_compilations = mock.MagicMock(), iter([0, 1, 1, 1])  # read before and after each
     run.timeline.took.side_effect = lambda name, start, end, **about: told.append((name, start <= end, about))

@@ -288,7 +288,7 @@ def test_keep_fresh_forgets_waiting_groups_of_older_weights(trainer):
         trainer.put(i, oldest=oldest, newest=4)
     queue.poll()
     assert trainer.group_filter.drop_older_than(3) == {"a", "c"} and trainer.group_filter.dropped == {"off_policy": 1}
-    assert ids(queue.take_ready(9)) == ["a", "c"]
+    assert trainer.departed == ["b"] and ids(queue.take_ready(9)) == ["a", "c"]
 
 
 def test_a_waiting_group_that_is_dropped_leaves_the_planners_books_of_arrivals(trainer):

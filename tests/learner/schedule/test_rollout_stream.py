@@ -92,23 +92,12 @@ def test_group_ready_trains_each_group_as_soon_as_it_is_there(store):
     assert flags(seen) == [(1, False, False), (1, True, False), (1, False, False), (1, True, True)]
 
 
-def test_group_ready_never_goes_over_the_update(store):
-    learner = Learner(config_of(R=6, U=3, rows=8), store, burst=6)
-    assert flags(learner.train(2)) == [(3, True, False), (3, True, True)]
-    assert learner.waits == 1
-
-
 def test_group_ready_groups_that_do_not_fit_the_batch_are_trained_next_in_order(store):
     learner = Learner(config_of(R=6, U=6, rows=4), store, burst=6, pick=lambda held: -1)
     seen = learner.train(1)
     assert flags(seen) == [(4, False, False), (2, True, True)]
     # Arrival order, which this actor made the reverse of submission order.
     assert [i for b in seen for i in b.ticket_ids] == [f"{n:09d}" for n in (5, 4, 3, 2, 1, 0)]
-
-
-def test_group_ready_takes_what_is_there_and_does_not_wait_to_fill_the_batch(store):
-    learner = Learner(config_of(R=6, U=6, rows=6), store, burst=2)
-    assert flags(learner.train(1)) == [(2, False, False), (2, False, False), (2, True, True)]
 
 
 def test_one_group_over_the_batch_is_split_and_only_its_last_part_ends_the_update(store):
@@ -154,16 +143,6 @@ def test_every_round_has_its_own_groups_once_whatever_the_order_of_arrival(store
         counts = [sum(len(b.ticket_ids) for b in batches[s:e]) for s, e in zip(starts, ends, strict=True)]
         assert counts == [U] * (R // U)
     assert learner.issued == [R] * rounds
-
-
-def test_round_complete_waits_for_all_and_trains_in_submission_order(store):
-    learner = Learner(config_of(R=4, U=2, train_start="round_complete"), store, pick=lambda held: -1)
-    first = next(learner.batches)
-    assert learner.waits == 4
-    batches = [first, next(learner.batches)]
-    assert learner.waits == 4
-    assert flags(batches) == [(2, True, False), (2, True, True)]
-    assert [i for b in batches for i in b.ticket_ids] == [f"{n:09d}" for n in range(4)]
 
 
 @pytest.mark.parametrize("train_start", ["group_ready", "round_complete"])

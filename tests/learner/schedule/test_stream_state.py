@@ -14,7 +14,6 @@ from configs import schema, sections
 from learner.schedule import frontier_width
 from learner.schedule.rollout_stream import RolloutStream, encode_tickets
 from learner.schedule.ticket_ledger import training_sampling
-from learner.schedule.window_planner import WindowPlanner
 from tests.bridge.factories import make_group, make_report, make_rollout, make_ticket
 from tests.bridge.store.engines import rows
 from tests.learner.schedule.fakes import Marks, Problems, Sourced
@@ -389,17 +388,6 @@ def make_one(store, *, step=0) -> Ticket:
     rollouts = tuple(make_rollout(6, reward=float(i), step=step) for i in range(K))
     store.put_group(make_group(ticket, rollouts=rollouts, actor="other"))
     return ticket
-
-
-def test_groups_forgotten_at_an_ess_stop_no_longer_count_as_waiting(store):
-    learner = Learner(store, config_of(window=True))
-    learner.stream.resume(None)
-    learner.train(1)
-    learner.serve()
-    learner.stream.poll()
-    learner.stream.group_filter.drop_older_than(learner.stream.step)
-    planner = learner.stream.planner
-    assert isinstance(planner, WindowPlanner) and not planner._arrived
 
 
 @pytest.mark.parametrize("window", [False, True])
