@@ -128,31 +128,8 @@ def test_every_source_folder_is_a_package():
     assert folders_without_init(REPO) == []
 
 
-def test_folders_without_init_on_a_plain_folder_finds_it(tmp_path):
-    make_tree(tmp_path, {"actor/rewards/verifiers/text_match.py": ""})
-    assert folders_without_init(tmp_path) == []
-    (tmp_path / "actor/rewards/verifiers/__init__.py").unlink()
-    assert folders_without_init(tmp_path) == ["actor/rewards/verifiers"]
-
-
 def test_import_contracts_on_this_repository_are_kept():
     done = lint_imports(REPO)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-def test_import_contracts_on_allowed_imports_are_kept(tmp_path):
-    files = {
-        "bridge/rollout_types.py": "import numpy\n",
-        "configs/schema.py": "import bridge.rollout_types\n",
-        "learner/update/train_step.py": "import jax, flax, optax, grain\nimport bridge.rollout_types, configs.schema\n",
-        "actor/vllm/engine.py": "import torch, vllm\n",
-        "actor/loop.py": "import bridge.rollout_types\ndef f():\n    from actor.vllm import engine\n",
-        "launch/local.py": "import learner.update.train_step, actor.loop, configs.schema\n",
-        "launch/tools/plan/search.py": "import launch.local\n",
-        "launch/__main__.py": "import launch.tools.plan.search, launch.tools.compile_tpu\n",
-    }
-    make_tree(tmp_path, files)
-    done = lint_imports(tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -312,20 +289,3 @@ def test_loaded_by_indirect_and_nested_import_is_blamed_on_its_module(tmp_path):
         },
     )
     assert loaded_by(tmp_path, "learner", ("torch", "vllm")) == ["learner.model.bad loads torch"]
-
-
-def test_loaded_by_skipped_or_lazy_import_is_allowed(tmp_path):
-    files = {
-        "torch.py": "",
-        "actor/vllm/x.py": "import torch\n",
-        "actor/loop.py": "def f():\n    import torch\n",
-    }
-    make_tree(tmp_path, files)
-    assert loaded_by(tmp_path, "actor", ("torch",), skip=("actor.vllm.*",)) == []
-    assert loaded_by(tmp_path, "actor", ("torch",)) == ["actor.vllm.x loads torch"]
-
-
-def test_loaded_by_module_that_cannot_be_imported_is_reported(tmp_path):
-    make_tree(tmp_path, {"bridge/broken.py": "import no_such_package\n"})
-    (problem,) = loaded_by(tmp_path, "bridge", ("torch",))
-    assert problem.startswith("bridge.broken does not import: ModuleNotFoundError")

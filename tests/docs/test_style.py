@@ -76,14 +76,3 @@ def test_each_result_has_one_row_on_the_page_of_results():
     )
     results = DOCS.parent / "tests" / "bench" / "results"
     assert sorted(rows) == sorted(f.stem for f in results.glob("*.md"))
-
-
-def test_words_of_code_are_counted_and_those_of_test_tables_are_not():
-    text = "---\ntitle: A b\n---\n# One two\n\n    code here\n\n```bash\nmore code\n```\n"
-    text += "| a | `tests/x.py:test_y` |\n| b | c |\n"
-    assert num_words(text) == 9
-
-
-def test_title_in_title_case_is_found():
-    assert wrong_capitals("Choose a setup") == wrong_capitals("Slurm and Ray") == []
-    assert wrong_capitals("choose a Setup") == ["choose", "Setup"]
