@@ -203,7 +203,7 @@ async def test_verifiers_task_is_played_by_the_library_token_in_and_token_out(tm
         priority=0,
     )
     try:
-        played = await episodes.play(episode)
+        played: Any = await episodes.play(episode)
     finally:
         await episodes.close()
         await pool.close()

@@ -24,7 +24,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory, model: Path):
         *(f"--config.{name}={value}" for name, value in fields.items()),
         f"--grid=optimizer.learning_rate={','.join(POINTS)}",
         timeout_s=600,
-        COLUMNS="120",
+        env={"COLUMNS": "120"},
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return folder, done.stdout

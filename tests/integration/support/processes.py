@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 REPO = Path(__file__).resolve().parents[3]
@@ -21,24 +21,24 @@ def spawn(module: str, *args: object, stdout: int | None = None) -> subprocess.P
     )
 
 
-def python(*args: object, timeout_s: float = 120.0, **env: str) -> subprocess.CompletedProcess[str]:
+def python(*args: object, env: Mapping[str, str] = {}, timeout_s: float = 120.0) -> subprocess.CompletedProcess[str]:
     """Runs `python args` from the repository's root to its end, with its output."""
     return subprocess.run(
         [sys.executable, *map(str, args)],
         cwd=REPO,
-        env=os.environ | {"PYTHONPATH": str(REPO)} | env,
+        env=os.environ | {"PYTHONPATH": str(REPO), **env},
         capture_output=True,
         text=True,
         timeout=timeout_s,
     )
 
 
-def piped(code: str, *args: object, **env: str) -> subprocess.Popen[str]:
+def piped(code: str, *args: object, env: Mapping[str, str] = {}) -> subprocess.Popen[str]:
     """Starts `python -c code args` from the repository's root, with pipes for its input and output."""
     return subprocess.Popen(
         [sys.executable, "-c", code, *map(str, args)],
         cwd=REPO,
-        env=os.environ | {"PYTHONPATH": str(REPO)} | env,
+        env=os.environ | {"PYTHONPATH": str(REPO), **env},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -31,7 +31,7 @@ def process(tmp_path):
         "pulse = Liveness.of_this_process(); pulse.start()\n"
         "for line in sys.stdin: pulse.report(Activity[line.strip()]); print('done', flush=True)"
     )
-    started = piped(code, **{FILE_VARIABLE: str(tmp_path / "pulse")})
+    started = piped(code, env={FILE_VARIABLE: str(tmp_path / "pulse")})
     try:
         wait_until((tmp_path / "pulse").exists, "the pulse")
         yield started

@@ -90,7 +90,7 @@ def test_die_with_parent_stopped_child_ends_with_its_killed_parent(waiting):
 
 def test_die_with_parent_whose_parent_is_gone_already_ends_at_once():
     code = "import launch.supervision.process_tree as l; l.die_with_parent(); print('lived')"
-    done = python("-c", code, **{process_tree.VARIABLE: "1"})  # not ours
+    done = python("-c", code, env={process_tree.VARIABLE: "1"})  # not ours
     assert (done.returncode, done.stdout) == (-signal.SIGKILL, "")
 
 
