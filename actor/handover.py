@@ -34,7 +34,7 @@ def progress_so_far(
     """Returns the progress of a ticket whose sampling was stopped; None if it must restart.
 
     `actors` are all that sampled any of it (`makers`). `judged` has the known rewards of `finished`. Responses in
-    `stopped` have at least one token. All are by request index.
+    `stopped` have at least one token. `finished`, `judged` and `stopped` are by request index.
     """
     found = {index: _request(index, sample, sample.finish, judged.get(index)) for index, sample in finished.items()}
     found |= {index: _request(index, sample, None, None) for index, sample in stopped.items()}

@@ -128,7 +128,10 @@ def _names() -> str:
 
 @functools.cache
 def _strict(type_: type) -> Any:
-    """Returns a struct type that rejects unknown and missing fields, which msgspec's own dataclass decoding ignores."""
+    """Returns a struct type that rejects unknown and missing fields (but those UNSET by default).
+
+    msgspec's own dataclass decoding ignores them, so two builds would lose data silently.
+    """
     hints = typing.get_type_hints(type_, include_extras=True)
     fields: list[tuple[str, Any] | tuple[str, Any, Any]] = [
         (f.name, _strict_field(hints[f.name]), msgspec.UNSET)

@@ -93,19 +93,23 @@ def flush(path: pathlib.Path) -> None:
 
 
 def replace_file(
-    path: pathlib.Path, data: bytes | Iterable[bytes], *, is_durable: bool = False, mode: int = 0o666
+    path: pathlib.Path, data: bytes | Iterable[bytes], *, is_durable: bool = False, mode: int | None = None
 ) -> None:
     """Replaces a small file atomically: readers see the old or the new content.
 
-    With `is_durable`, the content is flushed to disk before the rename. `mode`: permissions of the new file, before the
-    umask.
+    With `is_durable`, the content is flushed to disk before the rename. `mode` is the new
+    file's permissions, whatever the umask.
     """
     _sweep(path.parent)
     # A random name: several processes may write the files of one run folder concurrently, and process ids of containers
     # on several machines may be equal.
     part = _part_of(path)
     try:
-        with open(part, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+        with open(
+            part, "wb", opener=lambda name, flags: os.open(name, flags, 0o666 if mode is None else 0o600)
+        ) as file:
+            if mode is not None:
+                os.fchmod(file.fileno(), mode)
             file.writelines([data] if isinstance(data, bytes) else data)
             if is_durable:
                 file.flush()

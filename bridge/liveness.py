@@ -48,7 +48,7 @@ def read_phase(line: str) -> str | None:
 FD_VARIABLE = "SLUICE_LIVENESS_FD"
 """Environment variable with the inherited file descriptor of a watched process."""
 FILE_VARIABLE = "SLUICE_LIVENESS_FILE"
-"""Environment variable with the path of the beacon file, for a watcher that is not the parent."""
+"""Variable with the path of the beacon file, best in shared memory, for a watcher that is not the parent."""
 BEAT_S = 1.0
 _BEATS, _WORK, _DOING = 0, 8, 16
 _SIZE = 24
@@ -96,7 +96,10 @@ class Liveness:
 
     @staticmethod
     def create_file(path: str) -> int:
-        """Creates the memory as a file, locked for as long as this process lives, and returns its descriptor."""
+        """Creates the memory as a file, locked for as long as this process lives, and returns its descriptor.
+
+        Replaces the file that an earlier process left at the path.
+        """
         new = f"{path}.{os.getpid()}"
         fd = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         os.ftruncate(fd, _SIZE)

@@ -86,7 +86,11 @@ def tensor_table(path: pathlib.Path, *, dtype: str) -> TensorTable:
         raise ValueError(f"{path} has no {_CONFIG}")
     config = read_json(path / _CONFIG)
     table: dict[str, tuple[str, tuple[int, ...]]] = {}
-    for file in weight_files(path):
+    try:
+        files = weight_files(path)
+    except (OSError, ValueError, LookupError) as e:
+        raise ValueError(f"{path}: the index of its safetensors cannot be read: {e}") from e
+    for file in files:
         try:
             with safe_open(file, framework="np") as opened:
                 for name in opened.keys():  # noqa: SIM118  # the file is not a mapping

@@ -71,7 +71,7 @@ class EvaluationSet(PromptSource):
         check_ranges(where, self)
         if self.temperature:
             temperature(where, self.temperature)
-        check_unread(where, self, "with an evaluation set, which is not trained; leave it out", _OF_TRAINING)
+        check_unread(where, self, "because evaluation sets are not trained; leave it out", _OF_TRAINING)
         if name == HELD_OUT and self.has_source:
             raise ValueError(
                 f"{where} must use the held-out problems of prompts. Give a set with its own source another name"

@@ -25,7 +25,7 @@ from configs.sections.evaluation import HELD_OUT
 from launch.startup.build_actor import check_sandbox
 from launch.startup.space_needs import BYTES, checkpoint_bytes, num_params_of, shared_bytes
 from launch.supervision.placement import Machine, check_shared, core_ids, place
-from learner.data.open_sources import open_sources
+from learner.data.open_sources import held_out_of, open_sources
 from learner.data.row_filter import SetAside
 from learner.data.tokenizer import Tokenizer, load_tokenizer
 from learner.evaluation.eval_sets import all_sets, open_own_sets, questions_of
@@ -73,7 +73,7 @@ def check(
             notes.append(
                 f"warning: {len(source.bad)} invalid rows excluded (quarantine.jsonl); row {first.row}: {first.reason}"
             )
-    for one in all_sets(config, own, [problem for source in opened for problem in source.held_out]):
+    for one in all_sets(config, own, held_out_of(opened)):
         if one.name != HELD_OUT:
             notes.append(
                 f"evaluation set {one.name}: {len(one.problems)} problems, {one.config.k} samples each"

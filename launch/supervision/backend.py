@@ -145,7 +145,11 @@ class ProcessGroup:
         return f"{one.name}: {one.last_error()}"
 
     def _root_cause_member(self) -> Process:
-        """Returns the member with the likeliest cause; JAX aborts the surviving members by SIGABRT."""
+        """Returns the member with the likeliest cause.
+
+        Order: rejected input, error exit, hang or SIGKILL, other signals, SIGABRT, with which JAX
+        aborts the surviving members.
+        """
 
         def rank(member: Process) -> int:
             code = member.returncode

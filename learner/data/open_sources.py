@@ -142,6 +142,12 @@ def _log_counts(name: str, source: PromptSource, found: FilterResult, *, num_hel
     )
 
 
+def held_out_of(opened: Sequence[OpenedSource]) -> list[Problem]:
+    """Returns the held-out problems; any prefix, as small sets and probes take, has each source's share."""
+    placed = [((i + 0.5) / len(s.held_out), problem) for s in opened for i, problem in enumerate(s.held_out)]
+    return [problem for _, problem in sorted(placed, key=lambda one: one[0])]
+
+
 def open_sources(
     config: Config, tokenizer: Tokenizer, *, gold_failures: SetAside | None = None, evaluated: Collection[str] = ()
 ) -> list[OpenedSource]:

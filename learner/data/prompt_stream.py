@@ -10,7 +10,7 @@ from absl import logging
 from configs.schema import Config
 from learner.data.generated import check_bad_in_a_row
 from learner.data.mixture import Curriculum, Mixture
-from learner.data.open_sources import open_sources
+from learner.data.open_sources import held_out_of, open_sources
 from learner.data.problem import BadRow, Problem
 from learner.data.row_filter import SetAside
 from learner.data.source_context import OpenedSource
@@ -173,7 +173,7 @@ def load_prompts(
     evaluated: Collection[str] = (),
     digests: Mapping[str, str] | None = None,
 ) -> tuple[PromptStream, list[Problem], list[BadRow]]:
-    """Returns (training stream, held-out problems with the sources spread evenly, quarantined rows).
+    """Returns (training stream, held-out problems as `held_out_of`, quarantined rows).
 
     Args:
       config: the run's config.
@@ -187,8 +187,5 @@ def load_prompts(
       ValueError: a source is unusable, or there are too few held-out problems.
     """
     opened = open_sources(config, tokenizer, gold_failures=gold_failures, evaluated=evaluated)
-    # Any prefix holds each source's share: smaller evaluation sets and probes take the first problems.
-    placed = [((i + 0.5) / len(s.held_out), problem) for s in opened for i, problem in enumerate(s.held_out)]
-    held_out = [problem for _, problem in sorted(placed, key=lambda one: one[0])]
     bad = [row for source in opened for row in source.bad]
-    return PromptStream(config, opened, quarantine=quarantine, digests=digests), held_out, bad
+    return PromptStream(config, opened, quarantine=quarantine, digests=digests), held_out_of(opened), bad

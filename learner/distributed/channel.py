@@ -4,8 +4,8 @@ Process 0 leads: it alone reads the store and decides. Its decisions reach the o
 batches are too large for a channel and use `learner.distributed.sharding`, once every process has received the
 announcement. Channels do not use devices, so no process waits in a collective for a decision.
 
-Only this module uses the service's client, which JAX does not export. A message is a key, and its last
-reader deletes it, so the leader's memory holds only messages in transit.
+Only this module calls the service's client, which JAX does not export (`initialize` takes it). A message is a key,
+and its last reader deletes it, so the leader's memory holds only messages in transit.
 
 A read that times out restarts from the first byte. Large messages are therefore stored in pieces before their key, and
 each piece has its own full timeout.
@@ -52,6 +52,8 @@ class Processes:
     """Learner processes, as seen from one of them: all of `jax.distributed`, or without its client this one alone."""
 
     def __init__(self, client: Any, *, index: int, count: int) -> None:
+        if client is None and count > 1:
+            raise RuntimeError("jax.distributed is not initialised; see learner.distributed.initialize")
         self._client, self.index, self.count = client, index, count
         self.is_leader = index == 0
         self._stop_requested = False

@@ -164,7 +164,10 @@ class WindowPlanner(TicketLedger):
         return len(self._open) >= self._full_at
 
     def _earliest_step(self, step: int) -> int:
-        """Returns the step of the oldest weights for an order: published, no older than those that engines serve."""
+        """Returns the step of the oldest weights for the next order: published, no older than every engine serves.
+
+        Each group that has not arrived therefore has a known deadline (`ticket_ledger.num_sequences`).
+        """
         if self._max_age is None:
             return 0
         return max(0, min(max(self._races.next_index - self._max_age, self.served_step), self._published(step)))

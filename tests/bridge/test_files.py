@@ -82,3 +82,12 @@ def test_replace_file_sweeps_what_killed_writers_left_and_nothing_else(tmp_path,
     os.utime(left, (0, 0))
     replace_file(path, b"new")
     assert set(tmp_path.iterdir()) == {path, written_now, *foreign}
+
+
+def test_replace_file_with_a_mode_has_it_whatever_the_umask(tmp_path):
+    before = os.umask(0o077)
+    try:
+        replace_file(tmp_path / "ca.pem", b"public", mode=0o644)
+    finally:
+        os.umask(before)
+    assert (tmp_path / "ca.pem").stat().st_mode & 0o777 == 0o644

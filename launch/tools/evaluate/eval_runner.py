@@ -34,7 +34,7 @@ from launch.startup.build_actor import build_episodes, build_scorer
 from launch.supervision.placement import bind_to_cores, core_ids
 from launch.terminal import make_console
 from launch.tools.evaluate import settings
-from learner.data.open_sources import open_sources
+from learner.data.open_sources import held_out_of, open_sources
 from learner.data.problem import Problem
 from learner.data.row_filter import read_gold_failures
 from learner.data.tokenizer import Tokenizer, load_tokenizer
@@ -68,7 +68,7 @@ def open_problems(config: Config, model: pathlib.Path, run: RunFolder | None = N
     if any(not how.has_source for how in config.evaluation_sets.values()):
         failures = None if run is None else read_gold_failures(run.gold_failures)
         sources = open_sources(config, tokenizer, gold_failures=failures)
-        held_out = [problem for source in sources for problem in source.held_out]
+        held_out = held_out_of(sources)
     sets = all_sets(config, own, held_out)
     for one in sets:
         if not one.problems:

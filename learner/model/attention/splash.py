@@ -13,7 +13,8 @@ too: compiled for v5e and v5p, two rows of 8k to 32k tokens took 24 to 30% more 
 28% more memory.
 
 A fused backward pass writes one partial dq per key block, S / block copies of the queries: 32 at 32k tokens, 7 GB for
-Qwen2.5-7B. Longer rows therefore compute dq in a separate pass, which the later fork in Tokamax (0.0.17) lacks.
+Qwen2.5-7B. Rows of more than `_MAX_DQ_COPIES` key blocks compute dq in a separate pass, which the later fork in
+Tokamax (0.0.17) lacks; which of the two is faster is not measured.
 """
 
 from __future__ import annotations
