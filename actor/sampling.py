@@ -79,7 +79,10 @@ class Sampler:
             request_id = f"{ticket.id}.{index}+{attempt}"
 
     def usable(self, ticket: Ticket) -> dict[int, RequestProgress]:
-        """Returns the requests of a ticket's progress to continue, by index; the others restart."""
+        """Returns the requests of a ticket's progress to continue, by index.
+
+        The others restart: those of newer, abandoned or stale weights, and those of another ticket.
+        """
         progress, served, oldest = progress_of(ticket), self._engine.version, self._oldest_step
         if progress is None or served is None or not progress.fits(ticket):
             return {}

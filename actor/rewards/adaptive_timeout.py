@@ -39,7 +39,10 @@ def timeout_s(anchor_s: float | None, *, factor: float, min_s: float, max_s: flo
 
 
 def task_key(task: Task) -> str:
-    """Returns the key of a task's anchors, a BLAKE3 hash of what identifies its test cases, equal in all runs."""
+    """Returns the key of a task's anchors, a BLAKE3 hash of what identifies its test cases, equal in all runs.
+
+    Weights and order of the verifiers do not affect test cases.
+    """
     named = msgspec.msgpack.encode([sorted(part.name for part in task.rewards), task.answer, task.metadata])
     return blake3.blake3(named).hexdigest(length=16)
 

@@ -83,7 +83,10 @@ class WeightUpdates:
         return control
 
     async def _prepare(self, control: WorkerChannel, path: pathlib.Path, manifest: WeightManifest) -> None:
-        """Checks and stages the snapshot in all workers before the pause; raises SnapshotError if one rejects it."""
+        """Checks and stages the snapshot in all workers before the pause; on timeout it is loaded in the pause.
+
+        Raises SnapshotError if a worker rejects it.
+        """
         try:
             said = await asyncio.to_thread(control.ask, str(path), codec.encode(manifest), timeout_s=self._stage_s)
         except TimeoutError:  # loaded in the pause

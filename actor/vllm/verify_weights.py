@@ -6,8 +6,9 @@ A matrix is [out, in]. Column-parallel layers hold some of its rows, row-paralle
 layers a range of rows. With fewer key-value heads than processes, several processes hold the same head.
 
 A matrix is tested through the kernel that serves it, because on a CPU the parameter itself is repacked. Its product
-with unit vectors must equal the snapshot's columns bit for bit, since all other summands are zero. With tensor
-parallelism each process verifies its own part, before the reduction over processes.
+with unit vectors must equal the snapshot's columns bit for bit, since all other summands are zero. Embeddings, norms
+and biases are compared directly. Tested rows and columns change per update and include the first and the last. With
+tensor parallelism each process verifies its own part, before the reduction over processes.
 """
 
 import logging
