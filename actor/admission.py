@@ -4,12 +4,14 @@ The policy applies to train tickets. Probes and evaluations go first and use eng
 
 * fifo: as many tickets as the engine has capacity for, counted in sequences.
 * frontier(width): frontier-group dispatch (RolloutPipe section 3.3, eq. 5-6; docs/design/streaming.md): only the
-  `width` lowest orders that are not serving-complete. The store applies the limit to claims, for all actors together.
+  `width` lowest orders that are not serving-complete. A slot frees when all requests of a group have finished, before
+  their rewards are known. The store applies the limit to claims, for all actors together (`bridge/store/claim.py`).
 * window(sequences): in-flight generation (PipelineRL Algorithm 2): a fixed number of sequences, split over the actors.
   One spare ticket is claimed ahead so that no slot waits for a claim, unless a lag bound makes tickets scarce.
 
-Of single-sample tickets one claim takes at most this actor's share of each group (`samples_per_engine`): a whole group
-would run a long prompt's long responses on one engine (prompt replication, ROLL Flash).
+Of single-sample tickets one claim takes at most this actor's share of each group, ceil(K slots / slots of all engines)
+(`samples_per_engine`): a whole group would run a long prompt's long responses on one engine (prompt replication, ROLL
+Flash).
 
 A ticket that requires newer weights waits without a slot while servable tickets pass it. It still counts in
 `num_to_claim`: its weights arrive shortly, and an actor that lags behind must not drain the store.

@@ -147,7 +147,10 @@ class SnapshotBucket:
         )
 
     def _delete_old(self, newest: Version) -> None:
-        """Deletes versions over the bound or incomplete, but none after `newest`, which belong to another learner."""
+        """Deletes versions over the bound or incomplete, but none after `newest`.
+
+        Later ones belong to the next learner, or to one whose store was replaced by an older copy.
+        """
         stored = stored_versions(self._place)
         whole = [version for version, objects in stored.items() if objects.is_whole]
         self._bases = {version: self._bases_of(version) for version in whole}

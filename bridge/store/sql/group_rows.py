@@ -46,7 +46,10 @@ class GroupBucket(SharedStore):
             self._objects.check_mark()
 
     def _mark_bucket(self) -> None:
-        """Marks the bucket as this run's. Raises ValueError if the run has groups in a bucket but no mark."""
+        """Marks the bucket as this run's. Raises ValueError if the run has groups in a bucket but no mark.
+
+        A mark is missing, for instance, in an empty mount point of a shared folder.
+        """
         if self._objects is None:
             return
         if self._references():
