@@ -226,11 +226,16 @@ class DeploySettings:
 
     def _check_roles(self) -> None:
         wanted = {"learner": (self.learner, NODES if self.one_node else LEARNERS)}
+        elsewhere = {"actors": self.actors, "num_actors": self.num_actors, "actor_image": self.actor_image} | {
+            "actor_python": self.actor_python,
+            "actor_option": self.actor_options,
+        }
         if not self.one_node:
             wanted["actors"] = (self.actors, ACTORS)
-        elif self.actors or self.num_actors:
+        elif unused := [f"--{flag}" for flag, value in elsewhere.items() if value]:
             raise ValueError(
-                "--one_node: set the GPU kind with --learner and the number of engines with actor.num_engines"
+                f"--one_node has no actors on other machines, for which {', '.join(unused)} would be; set the GPU kind "
+                "with --learner and the number of engines with actor.num_engines"
             )
         for flag, (value, choices) in wanted.items():
             if value not in choices:

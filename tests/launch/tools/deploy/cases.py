@@ -32,7 +32,10 @@ SLURM: dict[str, Any] = {
 
 def settings(base: dict[str, Any], **more: Any) -> DeploySettings:
     """The settings of `KUBERNETES` or `SLURM` with others over them."""
-    return DeploySettings(**{**base, **more})
+    given = {**base, **more}
+    if given.get("one_node"):  # has one image
+        given.pop("actor_image", None)
+    return DeploySettings(**given)
 
 
 def config(preset: str = "tpu_v5p_64", **fields: Any) -> Config:
