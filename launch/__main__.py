@@ -16,7 +16,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "actor": ("launch.actor", "one actor, on this machine or another"),
     "ray": ("launch.ray", "train on a Ray cluster"),
     "deploy": ("launch.tools.deploy", "write the files that start a run on Kubernetes or Slurm"),
-    "sweep": ("launch.tools.sweep", "train one run per point of a grid of config fields"),
     "evaluate": ("launch.tools.evaluate", "evaluate a model folder or a run's checkpoint"),
     "report": ("launch.tools.report", "one or several runs as an HTML page"),
     "samples": ("launch.tools.samples", "a run's samples in the terminal"),

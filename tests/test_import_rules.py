@@ -25,7 +25,6 @@ TOOLS = (
     "launch/tools/profile_machine",
     "launch/tools/store_server",
     "launch/tools/deploy",
-    "launch/tools/sweep",
     "launch/ray",
     "launch/tools/evaluate",
 )
