@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from tests.bench.harness.code import LEARNING, PLANNER, PROJECT, RIG, SCHEDULE, code_hash
+from tests.bench.harness.code import LEARNING, PLANNER, POSTGRES, PROJECT, RIG, SCHEDULE, code_hash
 
 RESULTS = PROJECT / "tests" / "bench" / "results"
 SIMULATED = "CPU, simulated engines"
@@ -159,7 +159,7 @@ SECTIONS: dict[str, tuple[Bench, ...]] = {
             "Do several processes and Ray learn what one process does?",
             "late reward {alone_reward_late:.3f} (one), {together_reward_late:.3f} (several), {ray_reward_late:.3f} "
             "(Ray)",
-            LEARNING,
+            (*LEARNING, POSTGRES),
         ),
         Bench(
             "lora",
@@ -185,7 +185,7 @@ SECTIONS: dict[str, tuple[Bench, ...]] = {
             "faults",
             "Does a run survive kills, partitions, full disks and corrupt files?",
             "{faults_survived} of {faults_injected} faults, {lost} groups lost, {trained_twice} trained twice",
-            (*SCHEDULE, "learner/checkpoint.py", "learner/restore.py", "tests/integration/faults"),
+            (*SCHEDULE, POSTGRES, "learner/checkpoint.py", "learner/restore.py", "tests/integration/faults"),
         ),
         Bench(
             "reward_kills",

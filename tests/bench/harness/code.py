@@ -8,10 +8,14 @@ from collections.abc import Iterable
 
 PROJECT = pathlib.Path(__file__).resolve().parents[3]
 PACKAGES = ("actor", "bridge", "configs", "launch", "learner")
+POSTGRES = "bridge/store/postgres"
+"""The store's second database; a bench whose runs keep their store in a file does not execute it."""
 SCHEDULE = (
     *("actor/admission.py", "actor/background.py", "actor/leases.py", "actor/loop.py", "actor/responses.py"),
     *("actor/sampling.py", "actor/serving.py", "actor/vllm", "actor/weight_updates.py"),
-    *("bridge/heartbeat_types.py", "bridge/store", "configs/schema.py", "configs/sections/schedule.py"),
+    *("bridge/heartbeat_types.py", "bridge/store/claim.py", "bridge/store/group_blobs.py", "bridge/store/open.py"),
+    *("bridge/store/sql", "bridge/store/sqlite_database.py", "bridge/store/sqlite_schema.py"),
+    *("bridge/store/store_types.py", "configs/schema.py", "configs/sections/schedule.py"),
     *("learner/policy_trainer.py", "learner/publish", "learner/schedule", "learner/train.py"),
 )
 """Code that decides when a ticket is issued, sampled and trained; what the schedule benches compare."""
