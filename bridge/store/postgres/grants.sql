@@ -118,6 +118,11 @@ CREATE TRIGGER check_ticket BEFORE UPDATE ON sluice.tickets
 -- Bounds the number of rows by that of claimed tickets. The ticket is looked up as in check_group.
 CREATE FUNCTION sluice.check_progress() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
+    -- A repeated call waits here for its first transaction, whose connection was lost, and then changes nothing.
+    IF EXISTS (SELECT 1 FROM sluice.tickets t WHERE t.run = NEW.run AND t.id = NEW.ticket_id
+            AND t.state = 'open' AND t.claim = NEW.call) THEN
+        RETURN NULL;
+    END IF;
     IF coalesce((SELECT t.state FROM sluice.tickets t WHERE t.run = NEW.run AND t.id = NEW.ticket_id
             AND t.kind = 'train'), '') <> 'claimed' THEN
         PERFORM sluice.refuse('hand over a ticket that is not claimed');

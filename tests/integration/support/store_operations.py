@@ -17,7 +17,7 @@ from psycopg import sql
 from bridge.heartbeat_types import Heartbeat
 from bridge.rollout_types import Ticket, Version
 from bridge.weight_types import Announcement, RunCard, WeightManifest
-from tests.bridge.factories import make_group, make_rollout, make_ticket
+from tests.bridge.factories import make_group, make_progress, make_rollout, make_ticket
 
 Stores = dict[str, Any]
 """`learner` and `actor`: the same run as each side has it open."""
@@ -112,6 +112,7 @@ OPERATIONS = (
         ["t2"],
     ),
     Operation("renew", "actor", claim, lambda s: s.renew("a", ["t0", "t3", "t1"], lease_s=90), ["t0", "t1"]),
+    Operation("hand_over", "actor", claim, lambda s: s.hand_over("a", make_progress("t0")), None),
     Operation("release", "actor", claim, lambda s: s.release("a", ["t0"]), None),
     Operation("put_group", "actor", claim, lambda s: s.put_group(group(0)), True),
     Operation("put_large_group", "actor", claim, lambda s: s.put_group(group(0, num_tokens=40_000)), True),

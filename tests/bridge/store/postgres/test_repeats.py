@@ -1,13 +1,16 @@
 """What was sent twice or too late, or was refused, leaves nothing (each lost call: integration/test_store_cuts.py)."""
 
+import concurrent.futures
 import dataclasses
 
+import psycopg
 import pytest
 
 from bridge.store.postgres import postgres_database
 from bridge.store.sql.database import Transaction
 from tests.bridge.factories import make_group, make_progress, make_rollout, make_ticket
-from tests.bridge.store.engines import EachInItsRole, rows
+from tests.bridge.store.engines import LEARNER, EachInItsRole, rows
+from tests.integration.support.processes import wait_until
 
 TICKETS = {i: make_ticket(i, order=n) for n, i in enumerate(("open", "claimed", "done", "acknowledged", "spare"))}
 
@@ -58,6 +61,29 @@ def test_progress_that_is_handed_over_again_is_there_once(store, sent, place):
     assert before[3] == [("claimed", "x")]
     store.actor._database.write(place.run, dataclasses.replace(script))
     assert contents(store) == before
+
+
+def test_progress_that_is_handed_over_again_while_its_first_transaction_runs_is_there_once(store, sent, place):
+    """As after a connection that is cut while the server works: the repeated insertion waits for the first one."""
+
+    def num_waiting() -> int:
+        waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+        return place.engine.admin.execute(waiting).fetchone()[0]
+
+    with (
+        concurrent.futures.ThreadPoolExecutor() as threads,
+        psycopg.connect(place.engine.url_of(LEARNER)) as leader,
+    ):
+        leader.execute("SELECT FROM sluice.runs WHERE run = %s FOR NO KEY UPDATE", (place.run,))
+        first = threads.submit(store.hand_over, "x", make_progress("claimed", actors=("x",)))
+        wait_until(lambda: num_waiting() == 1, "the first one waits for the run's lock")
+        again = threads.submit(store.actor._database.write, place.run, dataclasses.replace(sent[0]))
+        wait_until(lambda: num_waiting() == 2, "the second one waits for the first")
+        leader.rollback()
+        first.result(timeout=30)
+        again.result(timeout=30)
+    assert rows(store, "SELECT ticket_id, actors FROM progress WHERE run = :run") == [("claimed", "x")]
+    assert store.leased("x") == set()
 
 
 def test_answer_that_comes_late_from_a_lost_connection_changes_nothing(store, sent, place):
