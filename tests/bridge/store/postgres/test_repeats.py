@@ -67,8 +67,8 @@ def test_progress_that_is_handed_over_again_while_its_first_transaction_runs_is_
     """As after a connection that is cut while the server works: the repeated insertion waits for the first one."""
 
     def num_waiting() -> int:
-        waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
-        return place.engine.admin.execute(waiting).fetchone()[0]
+        backends = "pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+        return place.engine.admin.execute(f"SELECT count(*) FROM {backends}").fetchone()[0]
 
     with (
         concurrent.futures.ThreadPoolExecutor() as threads,
