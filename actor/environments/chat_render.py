@@ -153,7 +153,10 @@ def read_rendering(
     *,
     thinking_marks: str = "auto",
 ) -> ChatRenderer:
-    """Reads a model folder's tokenizer and chat template; raises ValueError if a file is missing or damaged."""
+    """Reads a model folder's tokenizer and chat template.
+
+    Raises ValueError if a file is missing or damaged, or `chat_template` is "on" and the folder has no template.
+    """
     tokenizer = text_tokens.read_tokenizer(folder)
     found = read_chat_template(folder, template)
     if chat_template == "on" and not found.exists:

@@ -82,7 +82,11 @@ def _hermes(text: str, tools: Collection[str]) -> list[ToolCall]:
 
 
 def _llama3(text: str, tools: Collection[str]) -> list[ToolCall]:
-    """Parses `{"name": ..., "parameters": {...}}` or a list, after `<|python_tag|>` or anywhere (Llama 3)."""
+    """Parses `{"name": ..., "parameters": {...}}` or a list of them (Llama 3).
+
+    After `<|python_tag|>`, or at the start of the text, all of it must be calls. Elsewhere objects that name one of
+    `tools` are calls and the rest is text.
+    """
     before, tag, body = text.partition("<|python_tag|>")
     if tag:
         return _all_json(body.strip())

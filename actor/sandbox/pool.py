@@ -78,7 +78,7 @@ class Sandbox:
             box._end()
 
     def run(self, program: Program, cases: Iterable[Case]) -> Iterator[Outcome]:
-        """Yields the outcome of each case, run on demand; raises the errors of `open`."""
+        """Yields the outcome of each case, run on demand; raises the errors of `open` and of `SandboxHandle.run`."""
         with self.open(program) as box:
             for case in cases:
                 yield box.run(case)
@@ -203,7 +203,7 @@ class SandboxHandle:
 
         `timeout_s` returns the case's current timeout while it runs. A sandbox that dies or does not begin the case is
         the machine's fault: the case is retried in another sandbox. Raises SandboxError if none was available, or
-        `MAX_STARTS` sandboxes broke.
+        `MAX_STARTS` sandboxes broke, and ValueError if only one of case and program is for a call.
         """
         if (case.call is not None) != (HARNESS in self._program.argv):
             raise ValueError(

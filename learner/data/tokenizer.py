@@ -243,7 +243,7 @@ def _chat(raw: RawProblem, messages: tuple[JsonObject, ...], tokenizer: Tokenize
 
 
 def _plain(raw: RawProblem, tokenizer: Tokenizer, config: PromptsConfig) -> str:
-    """Returns a prompt without chat template, or raises ValueError if the row requires one."""
+    """Returns a prompt without chat template; raises ValueError if the row has fields that only a template shows."""
     fields = {name for m in raw.messages for name, value in m.items() if value not in NOTHING}
     has_only = sorted(fields - {"role", "content", "name", "prefix", *MAY_BE_DROPPED})
     has_only += ["tools"] * bool(raw.tools) + ["template arguments"] * bool(raw.template_arguments)

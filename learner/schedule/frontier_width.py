@@ -76,7 +76,10 @@ class WidthSpeeds:
         return self._speeds[num_running] * self._full_s >= FULL_SPEED * num_tokens
 
     def _round_s(self, width: int) -> float:
-        """Returns the seconds until all responses are complete; h running sequences each receive T(h) / h tokens/s."""
+        """Returns the seconds until all responses are complete; h running sequences each receive T(h) / h tokens/s.
+
+        T is the engine's throughput, in tokens/s (`throughput`). Groups enter in order, at most `width` at a time.
+        """
         num_left = [len(group) for group in self._lengths]
         waiting: list[tuple[int, int]] = []
         """Heap of (order, length) of responses that wait for a place."""

@@ -161,7 +161,8 @@ def measure(
 ) -> Stats:
     """Returns the statistics of one micro-batch; `step` is the learner's before the update.
 
-    Arrays are read only where the batch's loss_mask is True. `kl`, `teacher_kl` and `clipped` are from the loss
+    Arrays are read only where the batch's loss_mask is True. Log-probabilities, `entropy`, `kl` (to the reference
+    policy) and `teacher_kl` (policy to teacher) are in nats per token; the last two and `clipped` are from the loss
     (`losses.TokenLoss`). Without a `correction` its statistics are 0.
     """
     mask = jnp.asarray(batch.loss_mask)

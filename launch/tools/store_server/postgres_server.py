@@ -29,7 +29,10 @@ _UNPRIVILEGED = ("postgres", "nobody")
 
 
 def programs(*, tls: bool = False) -> pathlib.Path:
-    """Returns the folder of `initdb` and `postgres`: with `tls` this machine's own, else the package's without TLS."""
+    """Returns the folder of `initdb` and `postgres`: with `tls` this machine's own, else the package's without TLS.
+
+    Raises ValueError, with the command that installs it, if there is none.
+    """
     if tls:
         found = shutil.which("postgres")
         folders = [pathlib.Path(found).resolve().parent] if found else []
