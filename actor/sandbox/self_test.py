@@ -32,7 +32,10 @@ class Isolation:
 
 
 def check_isolation(limits: SandboxLimits | None = None, *, view: HostView | None = None) -> Isolation:
-    """Runs programs that try to escape or to leave something behind; raises SandboxUnavailableError if one does."""
+    """Runs programs that try to escape or to leave something behind.
+
+    Raises SandboxUnavailableError if one does, or if sandboxes cannot run here; one line names the cause and the fix.
+    """
     limits, view = limits or SandboxLimits(), view or HostView()
     try:
         packages.files_of(view.packages)

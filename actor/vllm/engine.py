@@ -127,7 +127,7 @@ class VllmEngine:
         )
 
     def for_run(self, config: Config) -> "VllmEngine":
-        """Returns the engine for another run of the same model and limits, without weights."""
+        """Returns the engine for another run, without weights; raises ValueError if model or limits differ."""
         mine, wanted = ((c.model, c.actor, c.publishes_adapters and c.lora) for c in (self._config, config))
         if mine != wanted:
             raise ValueError("an engine serves another run only if its sections model, actor and lora are the same")

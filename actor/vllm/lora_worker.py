@@ -21,7 +21,10 @@ from bridge.param_names import A, B, base_names
 def load_adapter(
     model_runner: Any, number: int, tensors: Mapping[str, torch.Tensor], settings: Mapping[str, Any]
 ) -> None:
-    """Loads an adapter under a number, and verifies it. Raises ValueError if vLLM rejects the adapter."""
+    """Loads an adapter under a number, and verifies it.
+
+    Raises ValueError if vLLM rejects the adapter, and RuntimeError as `verify_adapter`.
+    """
     manager = model_runner.lora_manager._adapter_manager
     helper = PEFTHelper.from_dict(dict(settings))
     helper.validate_legal(manager.lora_config)

@@ -88,7 +88,7 @@ def tensor_table(path: pathlib.Path, *, dtype: str) -> TensorTable:
     table: dict[str, tuple[str, tuple[int, ...]]] = {}
     try:
         files = weight_files(path)
-    except (OSError, ValueError, LookupError) as e:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as e:  # also JSON of another form
         raise ValueError(f"{path}: the index of its safetensors cannot be read: {e}") from e
     for file in files:
         try:

@@ -61,13 +61,13 @@ def read_special_tokens(folder: pathlib.Path) -> dict[str, str]:
 
 
 def read_json(file: pathlib.Path) -> dict[str, Any]:
-    """Returns the object in a JSON file, empty if there is no file; raises ValueError if the file holds no object."""
+    """Returns the object in a JSON file, {} without the file; raises ValueError if it cannot be read as an object."""
     if not file.is_file():
         return {}
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as e:
-        raise ValueError(f"{file} is not JSON: {e}") from e
+    except (OSError, ValueError) as e:
+        raise ValueError(f"{file} cannot be read as JSON: {e}") from e
     if not isinstance(found, dict):
         raise ValueError(f"{file} must be a JSON object, got {type(found).__name__}")
     return cast(dict[str, Any], found)

@@ -235,10 +235,10 @@ def _generation_prompt(chat: ChatTemplate) -> str:
     """Returns the text that the template appends for the assistant's turn; "" if unknown."""
     asked: list[Message] = [{"role": "user", "content": "x"}]
     try:
-        without = chat.render(asked, add_generation_prompt=False)
-        return chat.render(asked).removeprefix(without) if chat.render(asked).startswith(without) else ""
+        without, rendered = chat.render(asked, add_generation_prompt=False), chat.render(asked)
     except ValueError:  # no template, or one that refuses such a conversation
         return ""
+    return rendered.removeprefix(without) if rendered.startswith(without) else ""
 
 
 def _opened_tag(prompt: str, source: str, tokens: Collection[str]) -> Marks | None:

@@ -98,7 +98,7 @@ def turn_end(tokenizer: Tokenizer, *, is_chat: bool) -> str:
         if found is None:
             raise ValueError(_no_end(tokenizer))
         return tokenizer.decode([found])
-    return tokenizer.special_tokens.get("eos_token") or tokenizer.decode(tokenizer.stop_token_ids[:1])
+    return tokenizer.chat.special_tokens.get("eos_token") or tokenizer.decode(tokenizer.stop_token_ids[:1])
 
 
 _Spans = list[tuple[int, int]]

@@ -77,7 +77,7 @@ class ReasoningGymSource:
             environment=source.environment,
             teacher=source.teacher,
         )
-        return RawProblem(question, (), task, environment=source.environment)
+        return RawProblem(question, (), task)
 
     def _with_arguments(self, entry: dict[str, Any]) -> dict[str, Any]:
         """Adds what the scoring may depend on. A composite's entry is of another task than these arguments."""

@@ -29,11 +29,6 @@ class Curriculum:
         """Running mean reward of each source that has trained groups."""
         return {name: reward for name, reward in self._rewards.items() if self._num_groups[name]}
 
-    @property
-    def stage(self) -> int:
-        """Number of the stage in training."""
-        return self._stage
-
     def observe(self, name: str, reward: float) -> None:
         """Records the mean reward of a source's group; ignores sources that the config no longer has."""
         if name not in self._weights:

@@ -94,6 +94,7 @@ def open_file(
         tokenizer=setting.tokenizer,
         prompts=setting.config.prompts,
         max_tokens=setting.max_tokens,
+        response_limit="" if setting.config.loss.is_supervised else "sampling.max_response_tokens",
         side=side,
         measured=("train", "held_out") if num_held_out else ("train",),
         gold_failures=gold_failures,

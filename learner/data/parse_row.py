@@ -147,7 +147,7 @@ def problem_of(number: int, row: dict[str, Any], form: RowFormat) -> RawProblem:
     )
     arguments = _template_arguments(row, form)
     asked = asked_text(messages)
-    return RawProblem(question, messages, task, number, source.environment, tools, arguments, asked=asked)
+    return RawProblem(question, messages, task, number, tools, arguments, asked=asked)
 
 
 def _supervised(number: int, row: dict[str, Any], form: RowFormat) -> RawProblem:
@@ -167,7 +167,7 @@ def _supervised(number: int, row: dict[str, Any], form: RowFormat) -> RawProblem
         text = answer_text(_answer(response, field, is_needed=True))
     task = task_of("", form.source.parts, answer_in=form.source.answer_in)
     arguments = _template_arguments(row, form)
-    return RawProblem(question, messages, task, number, "", tools, arguments, response=text, asked=asked_text(asked))
+    return RawProblem(question, messages, task, number, tools, arguments, response=text, asked=asked_text(asked))
 
 
 def _check_there(row: dict[str, Any], wanted: Sequence[str]) -> None:

@@ -60,8 +60,6 @@ class RawProblem:
     task: Task
     row: int = 0
     """Row number in the file, from 1; 0 for a generated problem."""
-    environment: str = ""
-    """Environment whose episode this is; empty for a single response."""
     tools: tuple[JsonObject, ...] = ()
     """JSON schemas of the tools, for the chat template."""
     template_arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])

@@ -44,6 +44,8 @@ class FilterResult:
     """Median, 90th and 99th percentile and maximum tokens of the measured prompts; empty if none was measured."""
     max_tokens: int
     """Maximum tokens of a prompt."""
+    response_limit: str
+    """Config field that limits a response's tokens; empty for supervised rows, whose responses count as prompt."""
 
     def check_num_bad(self, max_share: float) -> None:
         """Raises ValueError, with reasons and the field to raise, if more than `max_share` of the rows are bad."""
@@ -54,10 +56,11 @@ class FilterResult:
         reasons: list[str] = []
         if self.num_too_long:
             median, p90, p99, longest = self.prompt_tokens
+            lower = f", or lower {self.response_limit}" if self.response_limit else ""
             reasons.append(
                 f"{self.num_too_long} prompts are empty or too long (tokens: median {median}, 90% {p90}, 99% {p99}, "
-                f"longest {longest}; at most {self.max_tokens} fit: raise model.max_tokens and packing.row_tokens, or "
-                "lower sampling.max_response_tokens, or the evaluation set's max_tokens)"
+                f"longest {longest}; at most {self.max_tokens} fit: raise model.max_tokens and packing.row_tokens"
+                f"{lower})"
             )
         if others:
             reasons.append(f"{len(others)} for other reasons (row {others[0].row}: {others[0].reason})")
@@ -78,6 +81,8 @@ class RowFilter:
     prompts: PromptsConfig
     max_tokens: int
     """Maximum tokens of a prompt."""
+    response_limit: str
+    """Config field that limits a response's tokens; empty for supervised rows."""
     side: Callable[[RawProblem], str]
     """Returns the use of a row: `train`, `held_out` or `neither`."""
     measured: Collection[str] = ("train", "held_out")
@@ -95,7 +100,7 @@ class RowFilter:
             raise ValueError(f"{self.path} has no usable row ({len(found.bad)} malformed{first})")
         for name in self.measured:
             if found.too_long[name] and not found.sides[name]:
-                less = "" if self.form.response_field else " - sampling.max_response_tokens"
+                less = f" - {self.response_limit}" if self.response_limit else ""
                 raise ValueError(
                     f"no prompt fits: all {found.too_long[name]} of {self.path} are empty or longer than "
                     f"{self.max_tokens} tokens (model.max_tokens{less})"
@@ -103,6 +108,7 @@ class RowFilter:
         return FilterResult(
             path=self.path,
             max_tokens=self.max_tokens,
+            response_limit=self.response_limit,
             train=np.array(found.sides["train"], np.int64),
             held_out=np.array(found.sides["held_out"], np.int64),
             bad=tuple(sorted(found.bad, key=lambda b: b.row)),
@@ -180,7 +186,7 @@ class _FilterCounts:
         self.sides[side].append(index)
         self.digest.update(
             repr(
-                (side, raw.question, raw.messages, raw.task, raw.environment, raw.tools, raw.template_arguments)
+                (side, raw.question, raw.messages, raw.task, raw.task.environment, raw.tools, raw.template_arguments)
                 + ((raw.response,) if raw.response else ())
             ).encode()
         )

@@ -59,11 +59,6 @@ class Tokenizer:
         """Returns the number of tokens per text; a parallel batch, much faster than repeated `encode`."""
         return [len(ids) for ids in text_tokens.encode_batch(self.backend, texts)]
 
-    @property
-    def special_tokens(self) -> Mapping[str, str]:
-        """Texts of the bos_token, eos_token, pad_token and unk_token that the folder defines."""
-        return self.chat.special_tokens
-
     def render_chat(
         self,
         messages: Conversation,
@@ -224,18 +219,18 @@ def tokenize(raw: RawProblem, tokenizer: Tokenizer, config: PromptsConfig, *, so
     """Renders and tokenizes a prompt of source `source`; raises ValueError as `render`."""
     task = raw.task
     # the environment continues the conversation
-    if raw.environment and (messages := messages_of(raw, tokenizer, config)):
+    if task.environment and (messages := messages_of(raw, tokenizer, config)):
         asked = asks_of(messages, tools=raw.tools, arguments=raw.template_arguments)
         task = dataclasses.replace(task, metadata=json.dumps(json.loads(task.metadata) | asked))
     return Problem(raw.question, tokenizer.encode(render(raw, tokenizer, config)), task, source, asked=raw.asked)
 
 
 def _chat(raw: RawProblem, messages: tuple[JsonObject, ...], tokenizer: Tokenizer) -> str:
-    continues = messages[-1]["role"] == "assistant" and not raw.environment
+    continues = messages[-1]["role"] == "assistant" and not raw.task.environment
     check_complete(tokenizer.chat, messages, tools=raw.tools, arguments={**raw.template_arguments}, continues=continues)
     return tokenizer.render_chat(
         messages,
-        add_generation_prompt=not raw.environment,
+        add_generation_prompt=not raw.task.environment,
         continue_final_message=continues,
         tools=raw.tools,
         arguments=raw.template_arguments,
@@ -250,7 +245,7 @@ def _plain(raw: RawProblem, tokenizer: Tokenizer, config: PromptsConfig) -> str:
     if has_only:
         raise ValueError(f"the row has {', '.join(has_only)}, and no chat template is applied that could show them")
     text = config.system_prompt + raw.question
-    bos = tokenizer.special_tokens.get("bos_token", "") if config.add_bos else ""
+    bos = tokenizer.chat.special_tokens.get("bos_token", "") if config.add_bos else ""
     beginning = tokenizer.beginning or bos
     return text if text.startswith(beginning) else beginning + text
 

@@ -92,6 +92,7 @@ def _open(name: str, how: EvaluationSet, setting: SourceContext) -> ProblemSet:
         tokenizer=setting.tokenizer,
         prompts=setting.config.prompts,
         max_tokens=setting.max_tokens,
+        response_limit="" if setting.config.loss.is_supervised else f"{field}.max_tokens",
         side=lambda _: "held_out",
     ).scan(rows)
     kept = found.held_out[: how.num_problems] if how.num_problems else found.held_out

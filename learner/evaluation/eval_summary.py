@@ -67,8 +67,9 @@ def summarize(
 ) -> Summary:
     """Returns the results of an evaluation of `num_problems` problems from the groups of those that have one.
 
-    Responses with a reward of `pass_reward` pass. `reads_answers` says if the problems' verifiers report answers, which
-    matters only if no response was scored. Raises ValueError if there is no group, or groups differ in size.
+    Responses with a reward of at least `pass_reward` pass. `reads_answers` says if the problems' verifiers report
+    answers, which matters only if no response was scored. Raises ValueError if there is no group, or groups differ in
+    size.
     """
     sizes = {len(g.rollouts) for g in groups}
     if len(sizes) != 1:
@@ -127,8 +128,11 @@ def _verdicts(rollouts: Sequence[Rollout]) -> dict[str, int]:
 
 def metrics_of(name: str, summary: Summary) -> dict[str, float]:
     """Returns the metrics of a set other than the held-out one, named as in learner/metrics/metric_names.py."""
+    found: dict[str, float] = {}
+    for what, estimate in summary.estimates.items():
+        found |= {f"eval/{name}/{what}": estimate.value, f"eval/{name}/{what}_stderr": estimate.stderr}
     return {
-        **estimate_metrics(name, summary),
+        **found,
         f"eval/{name}/unscored_problems": summary.num_left_out,
         f"eval/{name}/version": summary.first_step,
         f"eval/{name}/last_version": summary.last_step,
@@ -142,23 +146,11 @@ def metrics_of(name: str, summary: Summary) -> dict[str, float]:
 
 
 def held_out_metrics(name: str, summary: Summary) -> dict[str, float]:
-    """Returns the metrics of the held-out set, whose plain metrics have no set name."""
+    """Returns the metrics of the held-out set; all but its estimates have no set name."""
     named = metrics_of(name, summary)
-    plain = {f"eval/{key.removeprefix(f'eval/{name}/')}": value for key, value in named.items() if "@" not in key}
-    return {
-        "eval/reward": summary.reward,
-        "eval/reward_stderr": summary.estimates[f"avg@{summary.k}"].stderr,
-        **plain,
-        **estimate_metrics(name, summary),
-    }
-
-
-def estimate_metrics(name: str, summary: Summary) -> dict[str, float]:
-    """Returns the estimates and standard errors, as `eval/NAME/pass@4` and `eval/NAME/pass@4_stderr`."""
-    found: dict[str, float] = {}
-    for what, estimate in summary.estimates.items():
-        found |= {f"eval/{name}/{what}": estimate.value, f"eval/{name}/{what}_stderr": estimate.stderr}
-    return found
+    plain = {key if "@" in key else f"eval/{key.removeprefix(f'eval/{name}/')}": v for key, v in named.items()}
+    stderr = summary.estimates[f"avg@{summary.k}"].stderr
+    return {"eval/reward": summary.reward, "eval/reward_stderr": stderr, **plain}
 
 
 FORMAT = 1

@@ -166,13 +166,13 @@ class PinnedRequests:
     def _until(self, is_done: Callable[[], bool]) -> None:
         while True:
             mark = self._store.mark()
+            self._put_after_break()
             if is_done():
                 return
             self._while_waiting()
             self._store.wait(mark, ("groups", "tickets"), timeout_s=LOOK_S)
 
     def _have_arrived(self) -> bool:
-        self._put_after_break()
         stored = self._store.read_groups(after_seq=self._after_seq, limit=_MANY, kind=self._kind)
         arrived = {
             s.group.ticket_id for s in stored if self._is_of_the_version(s.group) and self._is_trusted(s.group)

@@ -31,7 +31,10 @@ class Wandb:
         import wandb  # pyright: ignore[reportMissingImports]  # an extra
 
         info.folder.mkdir(parents=True, exist_ok=True)
-        is_offline = _is_offline(wandb.login)
+        if mode := os.environ.get("WANDB_MODE"):
+            is_offline = mode in ("offline", "dryrun")
+        else:
+            is_offline = not wandb.login(prompt=False, verify=False)  # finds no key; `init` would prompt for one
         self._run: Any = wandb.init(
             project=info.project,
             name=info.name,
@@ -66,13 +69,6 @@ class Wandb:
     def close(self) -> None:
         """Waits until the rows are sent."""
         self._run.finish()
-
-
-def _is_offline(login: Callable[..., bool]) -> bool:
-    """Returns True if no server is configured; without a key wandb would prompt for one."""
-    if os.environ.get("WANDB_MODE"):
-        return os.environ["WANDB_MODE"] in ("offline", "dryrun")
-    return not login(prompt=False, verify=False)  # uses wandb's own lookup without a prompt
 
 
 TAG = "sluice.run"

@@ -101,7 +101,10 @@ class Races:
         return race
 
     def decide(self, order: int, open_tickets: Iterable[Ticket], arrived: Collection[str]) -> list[Ticket]:
-        """Returns the tickets that lose when the group of `order` arrives; none while their race is open."""
+        """Returns the tickets that lose when the group of `order` arrives; none while their race is open.
+
+        `open_tickets` holds at least all open tickets of the race.
+        """
         race = self._of(order)
         if not race.is_full or race.num_issued - race.num_lost <= self._num_winners:
             return []  # without losers, or decided

@@ -143,3 +143,17 @@ def test_tensor_table_leaves_out_a_tied_models_copied_head(tmp_path, config, has
     found = tensor_table(tmp_path, dtype="bfloat16")
     assert found["model.embed_tokens.weight"] == ("bfloat16", (3, 2))
     assert ("lm_head.weight" in found) == has_head
+
+
+@pytest.mark.parametrize("index", ["[]", '{"weight_map": ["a"]}', '{"weight_map": {"x": 3}}', "{}", "torn"])
+def test_tensor_table_refuses_an_index_of_another_form(tmp_path, index):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(ValueError, match="the index of its safetensors cannot be read"):
+        tensor_table(tmp_path, dtype="bfloat16")
+
+
+def test_tensor_table_says_which_file_the_disk_does_not_give(tmp_path):
+    (tmp_path / "config.json").symlink_to("/proc/self/mem")  # a regular file whose reading fails
+    with pytest.raises(ValueError, match="config.json cannot be read"):
+        tensor_table(tmp_path, dtype="bfloat16")

@@ -83,5 +83,5 @@ def test_render_without_a_template_or_against_its_rules_says_so(tmp_path):
     with pytest.raises(ValueError, match="refuses the messages: roles must alternate"):
         read_chat_template(tmp_path).render([user("a"), user("b")])
     (tmp_path / "tokenizer_config.json").write_text("{")
-    with pytest.raises(ValueError, match="is not JSON"):
+    with pytest.raises(ValueError, match="cannot be read as JSON"):
         read_chat_template(tmp_path)

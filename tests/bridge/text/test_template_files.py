@@ -141,4 +141,4 @@ def test_special_tokens_of_an_older_folder_are_read(tmp_path):
     folder = published.make_folder(tmp_path / "m")
     (folder / "tokenizer_config.json").write_text("{}")
     (folder / "special_tokens_map.json").write_text(json.dumps({"eos_token": {"content": "</s>"}, "bos_token": "<s>"}))
-    assert load_tokenizer(folder, vocab_size=1024).special_tokens == {"bos_token": "<s>", "eos_token": "</s>"}
+    assert load_tokenizer(folder, vocab_size=1024).chat.special_tokens == {"bos_token": "<s>", "eos_token": "</s>"}

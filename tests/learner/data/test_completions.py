@@ -70,7 +70,7 @@ def test_response_follows_the_prompt_of_reinforcement_learning_and_ends_its_turn
     problem = tokenize_completions(row, chat, PROMPTS)
     assert problem.prompt_tokens.tolist() == tokenize(row, chat, PROMPTS).prompt_tokens.tolist()
     assert trained(problem, chat) == [["4<|im_end|>"]] and problem.completions[0].loss_mask.all()
-    assert turn_end(chat, is_chat=True) == "<|im_end|>" != chat.special_tokens["eos_token"]
+    assert turn_end(chat, is_chat=True) == "<|im_end|>" != chat.chat.special_tokens["eos_token"]
 
 
 def test_response_without_a_template_follows_the_text_and_ends_with_eos(tmp_path):

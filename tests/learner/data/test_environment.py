@@ -62,7 +62,7 @@ def own(name, **fields):
 
 def test_environment_source_makes_rows_of_seed_and_index(shipped):
     raw = source_of(seed=10)[2]
-    assert (raw.question, raw.messages, raw.environment, raw.row) == ("game 12", (), "toy", 0)
+    assert (raw.question, raw.messages, raw.task.environment, raw.row) == ("game 12", (), "toy", 0)
     assert raw.task.environment == "toy" and raw.task.answer == "2" and raw.task.rewards == ()
     assert json.loads(raw.task.metadata) == {"secret": 2, "size": 3}
 

@@ -78,6 +78,9 @@ def test_rows_of_a_set_that_are_none_are_set_aside_and_a_prompt_has_room_for_its
     assert [(b.row, b.path) for b in bad_rows(sets.values())] == [(1, path), (2, path), (3, path)]
     short = opened(with_sets(config, short=EvaluationSet(path=path, max_tokens=10)), tokenizer)["short"]
     assert [p.question[0] for p in short.problems] == ["x", "x", "y"]
+    room = r"longer than 1 tokens \(model.max_tokens - evaluation.sets.none.max_tokens\)"
+    with pytest.raises(ValueError, match=room):
+        opened(with_sets(config, none=EvaluationSet(path=jsonl(tmp_path, rows[::2]), max_tokens=63)), tokenizer)
 
 
 def test_set_of_the_held_out_problems_that_leaves_no_room_is_refused(tmp_path, tokenizer):

@@ -295,5 +295,6 @@ def test_rows_set_aside_beyond_the_share_are_refused_with_the_lengths_and_the_fi
         found.check_num_bad(0.24)
     text = str(refusal.value)
     assert "25 of 100 rows" in text and "20 prompts are empty or too long" in text
-    assert "longest 73; at most 48 fit: raise model.max_tokens and packing.row_tokens" in text
+    assert "longest 73; at most 48 fit: raise model.max_tokens and packing.row_tokens, " in text
+    assert "or lower sampling.max_response_tokens)" in text
     assert "5 for other reasons (row 96: no field 'answer'" in text and "--config.prompts.max_bad_share" in text

@@ -155,7 +155,7 @@ def test_parse_row_of_reasoning_gym_needs_its_entry_and_takes_it():
 
 def test_parse_row_of_an_environment_needs_no_answer_and_no_verifier():
     raw = parsed({"prompt": "play", "metadata": {"secret": 3}}, environment="guess")
-    assert (raw.environment, raw.task.environment, raw.task.answer, raw.task.rewards) == ("guess", "guess", "", ())
+    assert (raw.task.environment, raw.task.answer, raw.task.rewards) == ("guess", "", ())
     assert json.loads(raw.task.metadata) == {"secret": 3}
     judged = parsed({"prompt": "play", "answer": "3"}, environment="guess", rewards={"exact": 0.5})
     assert parts_of(judged) == {"exact": 0.5}

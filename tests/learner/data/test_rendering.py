@@ -1,3 +1,4 @@
+import dataclasses
 import json
 
 import pytest
@@ -10,6 +11,7 @@ from learner.data.tokenizer import load_tokenizer, tokenize
 from tests.bridge.text import published
 
 TASK = task_of("1", {"exact": 1.0}, answer_in="conclusion")
+EPISODE = dataclasses.replace(TASK, environment="guess")
 CHAT = ({"role": "system", "content": "S"}, {"role": "user", "content": "U"})
 
 
@@ -33,7 +35,7 @@ def test_tokenize_conversation_keeps_its_own_system_message(chat_tokenizer):
 
 
 def test_tokenize_episode_ends_before_the_generation_prompt(chat_tokenizer, tokenizer):
-    raw = RawProblem("Q", (), TASK, environment="guess")
+    raw = RawProblem("Q", (), EPISODE)
     assert prompt_text(raw, chat_tokenizer) == "[user]Q"
     assert prompt_text(raw, tokenizer) == "Q"
 
@@ -58,12 +60,10 @@ def test_tokenize_plain_prompt_begins_as_the_tokenizer_begins_a_text_and_only_on
 
 
 def test_tokenize_episode_keeps_what_its_prompt_is_rendered_with(chat_tokenizer):
-    raw = RawProblem("Q", (), TASK, environment="guess", template_arguments={"go": 1})
+    raw = RawProblem("Q", (), EPISODE, template_arguments={"go": 1})
     with pytest.raises(ValueError, match="unknown argument go"):
         tokenize(raw, chat_tokenizer, sections.PromptsConfig())
-    row = json.loads(
-        tokenize(RawProblem("Q", (), TASK, environment="guess"), chat_tokenizer, sections.PromptsConfig()).task.metadata
-    )
+    row = json.loads(tokenize(RawProblem("Q", (), EPISODE), chat_tokenizer, sections.PromptsConfig()).task.metadata)
     assert row == {"messages": [{"role": "user", "content": "Q"}]}
     asked = asks_of(row["messages"], tools=[{"name": "f"}], arguments={"a": 1})
     assert asked["prompt_template"] == {"tools": [{"name": "f"}], "arguments": {"a": 1}}

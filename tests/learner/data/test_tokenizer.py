@@ -35,7 +35,7 @@ def test_encode_adds_nothing_and_decode_leaves_nothing_out(folder):
 
 def test_load_special_tokens_and_stop_ids(folder):
     tokenizer = load(folder)
-    assert tokenizer.special_tokens == {"pad_token": "<pad>", "eos_token": "<eos>"}
+    assert tokenizer.chat.special_tokens == {"pad_token": "<pad>", "eos_token": "<eos>"}
     assert tokenizer.stop_token_ids == (EOS,)
     assert tokenizer.chat.source == ""
 
@@ -48,7 +48,7 @@ def test_load_stop_ids_are_those_of_all_files_together(folder):
 
 def test_load_special_token_written_as_an_object(folder):
     edit(folder / "tokenizer_config.json", eos_token={"content": "<eos>", "lstrip": False}, bos_token=None)
-    assert load(folder).special_tokens == {"pad_token": "<pad>", "eos_token": "<eos>"}
+    assert load(folder).chat.special_tokens == {"pad_token": "<pad>", "eos_token": "<eos>"}
 
 
 def test_fingerprint_changes_with_tokenizer_json_alone(folder, tmp_path):
