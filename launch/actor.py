@@ -175,7 +175,7 @@ def main() -> int:
         except RunFinished as e:
             logging.info("actor exits, run is finished reason=%s", e)
         except StoreLostError as e:
-            print(f"error: {cli.first_line(e)}; restart the actor when the store is reachable", file=sys.stderr)
+            print(f"error: {cli.one_line(e)}; restart the actor when the store is reachable", file=sys.stderr)
             return cli.BUSY
         except Exception as e:
             logging.info("actor failed", exc_info=True)

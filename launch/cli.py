@@ -129,7 +129,7 @@ def parse(
             raise ValueError(f"unknown flag --{foreign[0]}; --help lists the flags of this command")
     except flags.UnrecognizedFlagError as e:
         end(
-            first_line(e) + _as_override(e.flagvalue if "=" in e.flagvalue else f"{e.flagname}=VALUE", shared),
+            one_line(e) + _as_override(e.flagvalue if "=" in e.flagvalue else f"{e.flagname}=VALUE", shared),
             USAGE_ERROR,
         )
     except (ValueError, flags.Error) as e:
@@ -213,7 +213,7 @@ def start_errors() -> Iterator[None]:
     except (ValueError, FileNotFoundError, TimeoutError) as e:
         _end(e, code=start_code(e))
     except TRANSIENT_ERRORS as e:
-        end(f"{first_line(e)}; fix the cause (such as a full disk), then start again", start_code(e))
+        end(f"{one_line(e)}; fix the cause (such as a full disk), then start again", start_code(e))
 
 
 def start_code(error: BaseException) -> int:
@@ -223,7 +223,7 @@ def start_code(error: BaseException) -> int:
     return BUSY if isinstance(error, TRANSIENT_ERRORS) else 1
 
 
-def first_line(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
     """Returns the error's message on one line; for an OSError with the file first."""
     text = str(error)
     if isinstance(error, OSError) and error.strerror:
@@ -242,4 +242,4 @@ def end(said: str, code: int) -> NoReturn:
 
 
 def _end(error: Exception, *, code: int = USAGE_ERROR) -> NoReturn:
-    end(first_line(error), code)
+    end(one_line(error), code)

@@ -40,7 +40,7 @@ def finish(prepared: PreparedRun, ending: RunOutcome) -> dict[str, Any]:
     try:
         timeline.merge(run.events, run.trace)
     except (OSError, ValueError) as e:
-        print(f"error: cannot write the trace of the run: {cli.first_line(e)}", file=sys.stderr)
+        print(f"error: cannot write the trace of the run: {cli.one_line(e)}", file=sys.stderr)
     _print(prepared, summary)
     return summary
 
@@ -223,7 +223,7 @@ def finalize_run(prepared: PreparedRun, ending: RunOutcome) -> None:
             print(f"merging {size / 1e6:.0f} MB of events into the trace and the report", flush=True)
         finish(prepared, ending)
     except (OSError, ValueError) as e:
-        print(f"error: cannot write the summary of the run: {cli.first_line(e)}", file=sys.stderr)
+        print(f"error: cannot write the summary of the run: {cli.one_line(e)}", file=sys.stderr)
     if ending in (RunOutcome.DONE, RunOutcome.FAILED):
         show(prepared.folder, make_console(highlight=False))
 

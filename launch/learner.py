@@ -17,7 +17,7 @@ from absl import flags, logging
 from bridge.liveness import Liveness, report_phase
 from launch import cli
 from launch.startup import prepare_run
-from launch.supervision.placement import reserve
+from launch.supervision.placement import gpu_memory_variables
 from launch.supervision.process_tree import die_with_parent
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def main() -> int:
     report_phase("reading the run")
     with cli.start_errors():
         prepared, hosts = _join()
-    os.environ.update(reserve(prepared.config))  # must be set before JAX is imported
+    os.environ.update(gpu_memory_variables(prepared.config))  # must be set before JAX is imported
     if not hosts.is_leader:
         return _follow(prepared, hosts, liveness)
     from learner.commands import End
@@ -147,7 +147,7 @@ def _lead(prepared: prepare_run.PreparedRun, lead: "Replicator", liveness: Liven
             logging.info("stopped step=%d resume_step=%d", run.step, run.checkpoints.latest or 0)
         return cli.STOPPED
     except SupersededLearnerError as e:
-        print(f"error: {cli.first_line(e)}; this learner's checkpoints remain in its folder", file=sys.stderr)
+        print(f"error: {cli.one_line(e)}; this learner's checkpoints remain in its folder", file=sys.stderr)
         return cli.SUPERSEDED
     except NotFiniteError as e:
         return _failed(e, "the run's folder and its last checkpoint are kept")
@@ -266,7 +266,7 @@ _FIX = f"fix the cause (such as a full disk), then {_RESUME}"
 
 
 def _failed(error: Exception, what_to_do: str) -> int:
-    print(f"error: {cli.first_line(error)}; {what_to_do}", file=sys.stderr)
+    print(f"error: {cli.one_line(error)}; {what_to_do}", file=sys.stderr)
     return 1
 
 

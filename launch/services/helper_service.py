@@ -12,7 +12,7 @@ from configs import custom_functions
 from configs.run_folder import RunFolder
 from launch.supervision import process_tree
 from launch.supervision.backend import CPU_DEVICES
-from launch.supervision.placement import IN_TURNS, VISIBLE
+from launch.supervision.placement import JAX_VARIABLES_IN_TURNS, VISIBLE
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +63,7 @@ class HelperService:
                 start_new_session=True,  # Ctrl-C is for the learner
                 pass_fds=(its.fileno(),),
                 env=without_secrets(os.environ)
-                | IN_TURNS
+                | JAX_VARIABLES_IN_TURNS
                 | {
                     "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {CPU_DEVICES}=1".strip(),
                     "PYTHONPATH": custom_functions.python_path(),

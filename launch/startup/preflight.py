@@ -24,7 +24,7 @@ from configs.schema import Config
 from configs.sections.evaluation import HELD_OUT
 from launch.startup.build_actor import check_sandbox
 from launch.startup.space_needs import BYTES, checkpoint_bytes, num_params_of, shared_bytes
-from launch.supervision.placement import Machine, check_shared, core_ids, place
+from launch.supervision.placement import Machine, check_gpu_memory_shares, core_ids, place
 from learner.data.open_sources import held_out_of, open_sources
 from learner.data.row_filter import SetAside
 from learner.data.tokenizer import Tokenizer, load_tokenizer
@@ -146,7 +146,7 @@ def check_engines(config: Config, roles: Collection[str], machine: Machine | Non
     machine = machine or Machine.here()
     placement = place(config, machine)
     if "learner" in roles:
-        check_shared(config, placement, machine)
+        check_gpu_memory_shares(config, placement, machine)
     num_engines = config.actor.num_engines
     found = (
         check_race_capacity(config, num_engines=num_engines, max_num_seqs=size),

@@ -21,11 +21,11 @@ from actor.vllm.compiler import engine_is_for_cpus
 from configs.schema import Config
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-FRACTION, PREALLOCATE = "XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_PREALLOCATE"
+JAX_MEMORY_FRACTION, JAX_PREALLOCATE = "XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_PREALLOCATE"
 """JAX's own variables, which override `learner.gpu_memory_fraction`."""
-IN_TURNS = {"XLA_PYTHON_CLIENT_ALLOCATOR": "platform", PREALLOCATE: "false"}
+JAX_VARIABLES_IN_TURNS = {"XLA_PYTHON_CLIENT_ALLOCATOR": "platform", JAX_PREALLOCATE: "false"}
 """Variables of a process that has all memory of its devices in turns: JAX returns what it frees to the device."""
-MAX_SHARE = 0.95
+MAX_GPU_MEMORY_SHARE = 0.95
 """Maximum share of a GPU's memory reserved by its processes. CUDA contexts need memory in addition to these shares."""
 
 
@@ -240,19 +240,19 @@ def _left_by_engines(config: Config, gpus: Sequence[str]) -> tuple[str, ...]:
     return tuple(left[:num_wanted])
 
 
-def reserve(config: Config, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+def gpu_memory_variables(config: Config, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Returns the variables that limit the learner to its memory share; set them before JAX is imported.
 
     With actor.colocated it has all memory in its turns.
     """
     if config.actor.colocated:
-        return IN_TURNS
-    if FRACTION in environment or PREALLOCATE in environment:
+        return JAX_VARIABLES_IN_TURNS
+    if JAX_MEMORY_FRACTION in environment or JAX_PREALLOCATE in environment:
         return {}
-    return {FRACTION: f"{config.learner.gpu_memory_fraction:g}"}
+    return {JAX_MEMORY_FRACTION: f"{config.learner.gpu_memory_fraction:g}"}
 
 
-def check_shared(
+def check_gpu_memory_shares(
     config: Config, placement: Placement, machine: Machine, environment: Mapping[str, str] = os.environ
 ) -> None:
     """Checks that the memory shares of learner and engines fit into each shared GPU.
@@ -263,20 +263,20 @@ def check_shared(
     """
     if config.actor.colocated:
         return
-    if environment.get("JAX_PLATFORMS", "").strip() == "cpu" or environment.get(PREALLOCATE, "").lower() == "false":
+    if environment.get("JAX_PLATFORMS", "").strip() == "cpu" or environment.get(JAX_PREALLOCATE, "").lower() == "false":
         return
-    learners = float(environment.get(FRACTION) or config.learner.gpu_memory_fraction)
+    learners = float(environment.get(JAX_MEMORY_FRACTION) or config.learner.gpu_memory_fraction)
     judge_share = config.judge.engine_settings.gpu_memory_utilization
     engines = config.actor.gpu_memory_utilization + judge_share * config.judge.colocate
     for device in placement.learner or machine.gpus:
         names = [f"actor-{i}" for i, e in enumerate(placement.engines) if device in (e.devices or machine.gpus)]
-        if names and round(learners + len(names) * engines, 6) > MAX_SHARE:
-            share = int(100 * MAX_SHARE / (1 + len(names))) / 100
+        if names and round(learners + len(names) * engines, 6) > MAX_GPU_MEMORY_SHARE:
+            share = int(100 * MAX_GPU_MEMORY_SHARE / (1 + len(names))) / 100
             judge = f" and judge.engine.gpu_memory_utilization={judge_share:g}" if config.judge.colocate else ""
             raise ValueError(
                 f"learner and {' and '.join(names)} share device {device}: learner.gpu_memory_fraction={learners:g} "
                 f"and actor.gpu_memory_utilization={config.actor.gpu_memory_utilization:g}{judge} must be at most "
-                f"{MAX_SHARE:g} together; set both, as in --config.learner.gpu_memory_fraction={share:g} "
+                f"{MAX_GPU_MEMORY_SHARE:g} together; set both, as in --config.learner.gpu_memory_fraction={share:g} "
                 f"--config.actor.gpu_memory_utilization={share:g}, or give each its own devices (mesh.devices, "
                 "actor.devices)"
             )

@@ -105,7 +105,7 @@ class Supervisor:
         except InterruptedError:  # while it waited for resources
             return RunOutcome.INTERRUPTED
         except OSError as e:  # an unwritable log, or a process that survives SIGKILL
-            self.last_error = cli.first_line(e)
+            self.last_error = cli.one_line(e)
             return RunOutcome.FAILED
         finally:
             self._stop()
@@ -213,7 +213,7 @@ class Supervisor:
         try:
             limits = dataclasses.asdict(file.read())
         except (ValueError, OSError) as e:  # the actor reports it as well
-            return cli.first_line(e)
+            return cli.one_line(e)
         return ", ".join(f"{name}={value}" for name, value in limits.items())
 
     def _start(self, child: Process) -> None:

@@ -4,7 +4,7 @@ import pathlib
 import tempfile
 
 from bridge.files import replace_file, try_replace_file
-from launch.cli import first_line
+from launch.cli import one_line
 
 
 def check_out_file(given: str, *, flag: str = "--out", suffixes: tuple[str, ...] = ()) -> pathlib.Path:
@@ -32,4 +32,4 @@ def write_out_file(out: pathlib.Path, text: str) -> None:
     except OSError as e:
         with tempfile.NamedTemporaryFile("wb", prefix=f"{out.stem}-", suffix=out.suffix, delete=False) as kept:
             kept.write(text.encode())
-        raise OSError(f"{out} cannot be written ({first_line(e)}); the content is in {kept.name}") from e
+        raise OSError(f"{out} cannot be written ({one_line(e)}); the content is in {kept.name}") from e

@@ -108,7 +108,7 @@ def main() -> int:
         except Exception as e:
             first, *others = leaves(e)
             more = f" (and {len(others)} more errors)" if others else ""
-            print(f"error: {cli.first_line(RuntimeError(first))}{more}", file=sys.stderr)
+            print(f"error: {cli.one_line(RuntimeError(first))}{more}", file=sys.stderr)
             return 1
     found = results.results_of(
         sets,

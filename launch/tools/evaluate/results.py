@@ -14,7 +14,7 @@ from bridge import weight_types
 from bridge.files import replace_file
 from bridge.rollout_types import Group
 from configs.run_folder import RunFolder
-from launch.cli import first_line
+from launch.cli import one_line
 from launch.terminal import make_console
 from launch.tools.evaluate.eval_runner import EvalProblems
 from launch.tools.out_file import write_out_file
@@ -83,7 +83,7 @@ def keep_beside(found: Json, run: RunFolder) -> None:
         run.evaluated.mkdir(exist_ok=True)
         replace_file(run.evaluated / f"{found['step']}-{round(found['time_s'] * 1000)}.json", text.encode())
     except OSError as e:
-        print(f"not in {run.evaluated}: {first_line(e)}; launch.tools.report takes --results", file=sys.stderr)
+        print(f"not in {run.evaluated}: {one_line(e)}; launch.tools.report takes --results", file=sys.stderr)
     else:
         print(f"report       python -m launch.tools.report --run_dir={run.path}")
 

@@ -9,7 +9,7 @@ from configs import sections
 from configs.presets.rolloutpipe import colocated
 from configs.schema import Config
 from launch.startup import preflight
-from launch.supervision.placement import Machine, check_shared, place, reserve
+from launch.supervision.placement import Machine, check_gpu_memory_shares, gpu_memory_variables, place
 
 ONE, TWO = Machine(gpus=("0",), cores=(0, 1)), Machine(gpus=("0", "1"), cores=(0, 1))
 
@@ -25,7 +25,7 @@ def config_of(learner: float = 0.75, engine: float = 0.9, **fields: Any) -> Conf
 
 
 def checked(config: Config, machine: Machine, **environment: str) -> None:
-    check_shared(config, place(config, machine), machine, environment)
+    check_gpu_memory_shares(config, place(config, machine), machine, environment)
 
 
 @pytest.mark.parametrize(
@@ -84,15 +84,15 @@ def test_launch_local_refuses_one_gpu_for_both_and_a_learner_alone_does_not(monk
 
 
 def test_learner_reserves_its_share_unless_jaxs_own_variables_say_another():
-    assert reserve(config_of(0.4), {}) == {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.4"}
-    assert reserve(config_of(0.4), {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.6"}) == {}
-    assert reserve(config_of(0.4), {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}) == {}
+    assert gpu_memory_variables(config_of(0.4), {}) == {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.4"}
+    assert gpu_memory_variables(config_of(0.4), {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.6"}) == {}
+    assert gpu_memory_variables(config_of(0.4), {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}) == {}
 
 
 def test_colocated_learner_has_all_memory_in_its_turns_and_returns_it():
     shared = colocated("tiny")
     checked(shared, ONE)
-    assert reserve(shared, {}) == {
+    assert gpu_memory_variables(shared, {}) == {
         "XLA_PYTHON_CLIENT_ALLOCATOR": "platform",
         "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
     }
