@@ -166,6 +166,11 @@ MAX_LOOK_S = 1.0
 """Most seconds that count between two calls of `look`."""
 
 
+def watched_s(last_s: float, now_s: float, *, most_s: float = MAX_LOOK_S) -> float:
+    """Returns the seconds between two looks that count: at most `most_s`, none if the clock went back."""
+    return min(max(0.0, now_s - last_s), most_s)
+
+
 class WatchedTime:
     """Clock that counts only the seconds in which the watcher ran.
 
@@ -179,6 +184,6 @@ class WatchedTime:
     def look(self) -> float:
         """Returns the watched seconds; call it more often than every `MAX_LOOK_S`."""
         now_s = self._clock()
-        self._watched_s += min(max(0.0, now_s - self._last_s), MAX_LOOK_S)
+        self._watched_s += watched_s(self._last_s, now_s)
         self._last_s = now_s
         return self._watched_s

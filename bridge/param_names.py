@@ -126,7 +126,10 @@ class ParamNames:
         return tuple(name for path in self.paths() for name in self.hf_names(path))
 
     def locate(self, hf_name: str) -> tuple[str, tuple[int, ...]]:
-        """Returns (path, index) of a Hugging Face tensor: `leaf[index]`. Raises ValueError for an unknown tensor."""
+        """Returns (path, index) of a Hugging Face tensor: `leaf[index]`; raises ValueError for an unknown tensor.
+
+        The index is (), (layer,) or (layer, expert).
+        """
         path, index = _PATH_OF_WHOLE.get(hf_name), ()
         if layer := _HF_LAYER.fullmatch(hf_name):
             path, index = _paths_in_layer(self.own_names).get(layer[2]), (int(layer[1]),)

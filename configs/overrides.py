@@ -48,12 +48,12 @@ def split_argv(argv: Sequence[str]) -> tuple[list[str], dict[str, str], list[str
     return rest, overrides, list(dict.fromkeys(repeated))
 
 
-def load_preset(preset: str) -> Config:
+def load_preset(preset: str, *, opened: tuple[pathlib.Path, ...] = ()) -> Config:
     """Returns the config of a preset, a recipe or a file.
 
     `NAME:ARGUMENT` passes a size, model or schedule to the preset. `FILE.py:ARGUMENT` passes it to the file's
     `get_config()`. `FILE.json` has the format of `to_json`, and `FILE.toml` that of `toml_config`; `FILE.toml:PRESET`
-    replaces the file's preset.
+    replaces the file's preset. `opened` are TOML files whose presets lead to this one.
 
     Raises ValueError if the preset or file does not exist (the error names similar presets, or all of them), has no
     `get_config`, fails, or returns no Config.
@@ -72,7 +72,7 @@ def load_preset(preset: str) -> Config:
             raise ValueError(f"--config={preset}: a JSON file is a complete config and takes no argument {argument!r}")
         return _load_json(file)
     if file.suffix == ".toml":
-        return _load_toml(file, argument)
+        return _load_toml(file, argument, opened)
     with custom_functions.importable(file.resolve().parent):
         try:
             module = _import_file(file)
@@ -132,14 +132,14 @@ def _load_json(file: pathlib.Path) -> Config:
         raise ValueError(f"{file}: {e}") from e
 
 
-def _load_toml(file: pathlib.Path, preset: str) -> Config:
+def _load_toml(file: pathlib.Path, preset: str, opened: tuple[pathlib.Path, ...]) -> Config:
     """Returns the config of a TOML file on top of `preset`, or of the file's own preset if `preset` is empty."""
     own, tables = toml_config.read(file)
+    chain = (*opened, file.resolve())
+    if chain[-1] in opened:
+        raise ValueError(f"{' -> '.join(map(str, chain))}: the preset of {file} leads back to it")
     name = preset or own
-    try:
-        base = load_preset(name) if name else Config(preset=file.stem)
-    except RecursionError:
-        raise ValueError(f"{file}: preset: expected a preset, recipe or other file, got {name!r}, a circle") from None
+    base = load_preset(name, opened=chain) if name else Config(preset=file.stem)
     try:
         return from_dict(toml_config.merged(dataclasses.asdict(base), _with_none(tables)))
     except ValueError as e:

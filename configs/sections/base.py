@@ -105,11 +105,12 @@ def check_ranges(where: str, section: object) -> None:
 
 def check_unread(where: str, section: Any, why: str, names: Collection[str] | None = None) -> None:
     """Raises ValueError, with the reason `why`, if a field (of `names`) has no effect and differs from its default."""
-    for field in dataclasses.fields(section):
+    fields = {field.name: field for field in dataclasses.fields(section)}
+    for name in fields if names is None else names:
+        field, value = fields[name], getattr(section, name)
         default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-        value = getattr(section, field.name)
-        if value != default and (names is None or field.name in names):
-            raise ValueError(f"{where}.{field.name}={value} has no effect {why}")
+        if value != default:
+            raise ValueError(f"{where}.{name}={value} has no effect {why}")
 
 
 def temperature(section: str, value: float) -> None:

@@ -226,7 +226,10 @@ class RemoteProcess:
 
 
 def answered(answer: Any, *, wait_s: float, is_over: Callable[[], bool]) -> Any:
-    """Returns a Ray object's value. Raises TimeoutError after `wait_s`, InterruptedError if `is_over` returns True."""
+    """Returns a Ray object's value.
+
+    Raises TimeoutError after `wait_s`, InterruptedError if `is_over` returns True, and RayError if its node is lost.
+    """
     end_s = time.monotonic() + wait_s
     while not ray.wait([answer], timeout=max(0.0, min(LOOK_EVERY_S, end_s - time.monotonic())))[0]:
         if is_over():

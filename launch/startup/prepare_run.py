@@ -125,8 +125,8 @@ def check_kind(config: Config, is_supervised: bool | None) -> None:
 def config(forced: Mapping[str, str] = types.MappingProxyType({})) -> Config:
     """Returns the config that --config or --run_dir gives, without any setup or checks.
 
-    With --print_config it prints the config as TOML and exits with 0. Raises ValueError if both flags are missing or an
-    override is invalid.
+    `forced` replaces overrides of the command line, and has no effect with --run_dir. With --print_config it prints the
+    config as TOML and exits with 0. Raises ValueError if both flags are missing or an override is invalid.
     """
     run = _given_run()
     given = run.config if run is not None else _preset(forced)

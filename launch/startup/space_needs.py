@@ -61,7 +61,7 @@ def checkpoint_bytes(config: Config, model_folder: pathlib.Path, num_params: int
 def num_params_of(model_folder: pathlib.Path) -> int:
     """Returns the number of parameters in a model folder, from the size of its weight files and their dtype.
 
-    An unknown dtype counts 2 bytes, so that space is rather overestimated; none is float32.
+    An unknown dtype counts 2 bytes per parameter; none is float32.
     """
     config = json.loads((model_folder / "config.json").read_text())
     num_bytes = sum(f.stat().st_size for f in model_folder.glob("*.safetensors"))

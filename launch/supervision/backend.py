@@ -298,6 +298,6 @@ def hang_timeouts(config: Config, *, of_actor: bool) -> HangTimeouts:
     return HangTimeouts(
         first_heartbeat_timeout_s=limits.first_heartbeat_timeout_s,
         heartbeat_timeout_s=limits.heartbeat_timeout_s,
-        start_timeout_s=limits.start_timeout_s + of_actor * limits.heartbeat_timeout_s,
+        start_timeout_s=limits.start_timeout_s + (limits.heartbeat_timeout_s if of_actor else 0.0),
         progress_timeout_s=limits.engine_timeout_s if of_actor else limits.progress_timeout_s,
     )

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 
 from absl import logging
 
-from bridge.liveness import MAX_LOOK_S, Activity, LivenessSample, WatchedTime
+from bridge.liveness import MAX_LOOK_S, Activity, LivenessSample, WatchedTime, watched_s
 from launch.supervision.process_tree import kill_below, stopped_below
 
 
@@ -98,7 +98,7 @@ class HangDetector:
     def look(self, sign: LivenessSample) -> str | None:
         """Returns the evidence that the process hangs; None if it does not."""
         seen, now_s = self.memory, self._clock()
-        seen.watched_s += min(max(0.0, now_s - seen.looked_at_s), self._max_look_s)
+        seen.watched_s += watched_s(seen.looked_at_s, now_s, most_s=self._max_look_s)
         seen.looked_at_s = now_s
         if sign.num_beats != seen.num_beats:
             seen.num_beats, seen.beat_at_s = sign.num_beats, seen.watched_s

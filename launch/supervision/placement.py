@@ -1,4 +1,4 @@
-"""Placement of the learner and its engines on the devices and cores of this machine; pure except for `Machine.here`.
+"""Placement of the learner and its engines on this machine's devices and cores, and their shares of GPU memory.
 
 With GPUs, a role without explicit devices (`mesh.devices`, `actor.devices`) gets what the other leaves. The learner
 takes the first GPUs, as many as its mesh has. Each engine takes the next ones, as many as it can use. A single engine

@@ -49,7 +49,8 @@ def get(out: pathlib.Path, identity: dict[str, str], fill: Callable[[pathlib.Pat
 
     The model is written to a sibling folder, checked, and renamed. Concurrent processes wait for the first one. `fill`
     writes into a folder that may contain files of an interrupted attempt. Raises ValueError if the folder is not
-    writable or contains something else, or the model is unavailable or not trainable.
+    writable or contains something else, or the model is unavailable or not trainable; FileNotFoundError if it has no
+    config.json.
     """
     place = pathlib.Path(os.path.abspath(out))  # resolves `.` and `..`
     record = json.dumps(identity, indent=1, sort_keys=True).encode() + b"\n"
@@ -107,7 +108,7 @@ def from_hub(name: str, revision: str, folder: pathlib.Path) -> None:
     """Downloads a model from the Hub; the library resumes downloads and checks hashes. Empty revision: the newest.
 
     The config is downloaded first, so weights of an unsupported model are never fetched. Raises ValueError if the model
-    is unavailable or not trainable.
+    is unavailable or not trainable, and FileNotFoundError if it has no config.json.
     """
     import huggingface_hub
     from huggingface_hub.errors import HfHubHTTPError

@@ -47,7 +47,7 @@ def test_toml_table_within_a_section_replaces_only_its_fields_and_a_dict_field_w
         ("preset = 'tiny'\n[run]\nseed = 'none'", "mine.toml: config: Expected `int`"),
         ("preset = 'tiny'\nrun = 3", "mine.toml: config.*run"),
         ("preset = 'tiyn'", "did you mean tiny"),
-        ("preset = 'mine.toml'", "mine.toml: preset: .*a circle"),
+        ("preset = 'mine.toml'", "mine.toml -> .*mine.toml: the preset of mine.toml leads back to it"),
         ("[run]\nname = 'x'\n[rounds]\ngroups_per_update = 7", "mine.toml: rounds.groups_per_update"),
     ],
 )

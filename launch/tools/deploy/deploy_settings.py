@@ -151,6 +151,7 @@ def cpu_hosts(*, count: int = 1, cpus: int = 2, memory_gib: int = 8) -> Hosts:
 
 LEARNERS, ACTORS = (*TPUS, *GPUS, "cpu"), (*GPUS, "cpu")
 NODES = (*GPUS, "cpu")
+ACTOR_USER = "actor"
 CONFIG, SECRETS, SCRATCH, SHM = "/etc/sluice", "/etc/sluice-secrets", "/tmp", "/dev/shm"
 """Mount points in a pod."""
 COORDINATOR_PORT, TPU_PORT = 8476, 8471
@@ -179,7 +180,7 @@ class DeploySettings:
     """Number of model parameters, as in 7.6e9, if the model folder is not on this machine."""
     grace_s: float = 600.0
     """Grace period after SIGTERM for the learner's current step and checkpoint, in seconds."""
-    actor_user: str = "actor"
+    actor_user: str = ACTOR_USER
     """Login of the actors in the store."""
     port: int = 8443
     """Port at which the learner's hosts serve weights."""
@@ -226,16 +227,20 @@ class DeploySettings:
 
     def _check_roles(self) -> None:
         wanted = {"learner": (self.learner, NODES if self.one_node else LEARNERS)}
-        elsewhere = {"actors": self.actors, "num_actors": self.num_actors, "actor_image": self.actor_image} | {
+        elsewhere = {
+            "actors": self.actors,
+            "num_actors": self.num_actors,
+            "actor_image": self.actor_image,
             "actor_python": self.actor_python,
             "actor_option": self.actor_options,
+            "actor_user": self.actor_user != ACTOR_USER,
         }
         if not self.one_node:
             wanted["actors"] = (self.actors, ACTORS)
         elif unused := [f"--{flag}" for flag, value in elsewhere.items() if value]:
             raise ValueError(
-                f"--one_node has no actors on other machines, for which {', '.join(unused)} would be; set the GPU kind "
-                "with --learner and the number of engines with actor.num_engines"
+                f"{', '.join(unused)}: no effect with --one_node, whose engines run beside the learner; set their GPU "
+                "kind with --learner and their number with actor.num_engines"
             )
         for flag, (value, choices) in wanted.items():
             if value not in choices:

@@ -233,7 +233,10 @@ def is_server(store: StoreConfig) -> bool:
 
 
 def put_store(store: StoreConfig, out: pathlib.Path) -> dict[str, Any]:
-    """Measures a config's store and replaces the `store` part of a profile file; returns that part."""
+    """Measures a config's store and replaces the `store` part of a profile file; returns that part.
+
+    Raises ValueError if the file exists and is no profile.
+    """
     try:
         profile = json.loads(out.read_text()) if out.exists() else {}
     except (json.JSONDecodeError, UnicodeDecodeError) as e:

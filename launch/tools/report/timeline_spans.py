@@ -25,8 +25,21 @@ from launch.tools.report.timeline_rounds import Faults, Round, choose_rounds, fi
 from launch.tools.samples.samples_view import visible
 
 KINDS = (
-    *("rollout", "reward", "evaluation", "train", "optimizer step", "publish", "pause", "prefetch", "engine start"),
-    *("drain", "not finished", "compilation", "aside", "other", "idle"),
+    "rollout",
+    "reward",
+    "evaluation",
+    "train",
+    "optimizer step",
+    "publish",
+    "pause",
+    "prefetch",
+    "engine start",
+    "drain",
+    "not finished",
+    "compilation",
+    "aside",
+    "other",
+    "idle",
 )
 """Kinds of rectangles; the page has a color for each."""
 _ASIDE = ("read weights", "restore", "hand over", "await weights", "probe", "save", "await evaluations", "write model")

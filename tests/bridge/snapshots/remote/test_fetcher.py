@@ -172,7 +172,7 @@ def test_actor_without_a_token_takes_no_weights_from_another_machine(writer, loc
 
 
 def test_bit_flipped_at_rest_is_refused_and_nothing_is_mapped(folder, writer, local):
-    """One flipped bit in a chunk, where it lies or on its way | refused by its hash; the file is not called whole"""
+    """One flipped bit in a chunk | refused by its hash; the file is not called whole"""
     manifest = publish(writer, 1)
     with open(folder / manifest.shards[0].file.name, "r+b") as f:
         f.seek(3 * CHUNK_BYTES)
@@ -302,7 +302,7 @@ def test_wrong_token_is_refused_with_a_clear_error(folder, writer, local):
 
 
 def test_expired_certificate_and_foreign_authority_are_refused_and_named(folder, writer, local, tmp_path):
-    """An expired or foreign certificate, or one of another host | the actor refuses; the token is not sent"""
+    """An expired or foreign certificate, or one of another host | the actor refuses"""
     manifest = publish(writer, 1)
     past = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=1)
     expired, trusts_expired = certificates(tmp_path / "expired", not_after=past)
