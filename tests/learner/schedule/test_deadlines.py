@@ -89,31 +89,6 @@ class Run:
         return [g.order for g in groups]
 
 
-def test_update_waits_for_a_group_that_would_be_stale_after_it_however_many_others_are_there():
-    run = Run(window(admission=dict(async_ratio=1.0)))  # orders 0, 1 for update 0 and 2, 3 for update 1
-    run.issue()
-    run.arrive(0, 1, step=0)
-    assert sorted(run.train()) == [0, 1]
-    run.issue()
-    assert [t.order for t in run.planner.open_tickets] == [2, 3, 4, 5]
-    run.arrive(3, step=0)
-    run.arrive(4, 5, step=1)
-    assert run.train() == [3]  # 4 and 5 may be trained by update 2; 2 began at 0 and may not
-    assert run.train() == []
-    run.arrive(2, step=0)
-    assert run.train() == [2]
-    assert run.train() == [4, 5] and not run.group_filter.dropped
-
-
-def test_younger_group_goes_first_where_the_older_one_that_runs_still_has_time():
-    run = Run(window(admission=dict(async_ratio=4.0, sequences=8)))
-    for _ in range(5):
-        run.issue()
-    run.arrive(1, 2, 3, 4, 5, step=0)  # all may wait until update 4; order 0 is not here
-    assert run.train() == [1, 2] and run.train() == [3, 4]
-    assert run.train() == [5]
-
-
 @pytest.mark.parametrize("lag", [dict(admission=dict(async_ratio=2.0)), dict(max_lag_steps=2), {}])
 def test_what_waits_is_trained_from_the_oldest_weights_on_under_a_bound_and_by_arrival_without(lag):
     run = Run(window(U=4, sequences=0 if "admission" in lag else 32, **lag))

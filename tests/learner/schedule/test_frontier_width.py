@@ -25,16 +25,6 @@ def linear(h):
     return 10.0 * h
 
 
-def test_share_is_the_time_of_a_round_with_all_in_service_over_the_width_s():
-    # 10 tokens/s a sequence on four places. All: two turns of two groups, 1 + 1 s. One group each: 4 s.
-    equal = WidthSpeeds([[10, 10]] * 4, linear, places=4)
-    assert [equal.share(w) for w in (1, 2, 4)] == [0.5, 1.0, 1.0]
-    # A group takes 3 s, of which its longer response runs alone for 2 s.
-    tailed = WidthSpeeds([[10, 30]] * 2, linear, places=4)
-    assert [tailed.share(w) for w in (1, 2)] == [0.5, 1.0]
-    assert tailed.narrowest(1) == 2
-
-
 def test_speed_of_more_sequences_counts_as_that_of_the_fastest_number():
     speeds = WidthSpeeds([[10, 10]] * 4, lambda h: 40.0 if h == 2 else 10.0, places=4)
     assert speeds.share(1) == pytest.approx(1.0)

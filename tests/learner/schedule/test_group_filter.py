@@ -14,7 +14,7 @@ from learner.metrics.step_metrics import RewardMetrics
 from learner.schedule.group_filter import MAX_REFUSED_PER_TICKET
 from learner.schedule.group_validation import MAX_REFUSED_IN_A_ROW
 from learner.schedule.rollout_stream import RolloutStream, consume
-from learner.schedule.ticket_ledger import MAX_REPLACED_PER_GROUP, training_sampling
+from learner.schedule.ticket_ledger import training_sampling
 from learner.update.auto_shape import AutoShape
 from tests.bridge.factories import make_group, make_rollout
 from tests.learner.schedule.fakes import Marks, Problems, Sourced
@@ -120,10 +120,6 @@ def test_group_without_signal_that_is_let_through_is_not_told_twice(store):
     assert len(desk.prompts.observed) == 10
 
 
-def test_group_without_signal_is_kept_where_nothing_filters(store):
-    assert Desk(store).arrive(0, rewards=(1.0, 1.0)) is None
-
-
 def test_signal_is_looked_for_in_the_rewards_as_judged(store):
     desk = Desk(store, filter_zero_variance=True, loss=sections.LossConfig(overlong_buffer_tokens=8))
     lengths = (3, 14)  # of at most 16, the last 8 punished: advantages, but all are right
@@ -198,12 +194,6 @@ def test_actor_that_makes_nothing_right_is_fenced_and_one_that_errs_is_not(store
     desk.arrive(0, rollouts=bad)
     assert store.fenced_actors() == desk.group_filter.fenced_actors == {"a"}
     assert desk.arrive(0) == "fenced"
-
-
-def test_a_round_of_prompts_without_signal_ends_all_the_same(store):
-    desk = Desk(store, R=1, filter_zero_variance=True)
-    reasons = [desk.arrive(0, rewards=(0.0, 0.0)) for _ in range(MAX_REPLACED_PER_GROUP + 1)]
-    assert reasons == ["zero_variance"] * MAX_REPLACED_PER_GROUP + [None]
 
 
 def test_group_of_another_prompt_than_its_ticket_has_is_kept_out_and_the_right_one_offered(store):

@@ -118,11 +118,6 @@ def test_next_is_woken_by_a_group_and_does_not_look_for_it(trainer, monkeypatch)
     putting.join()
 
 
-def test_next_while_waiting_may_raise(trainer):
-    with pytest.raises(DeadlockError):
-        next(trainer.queue())
-
-
 def test_take_ready_takes_what_is_there_up_to_the_limit(trainer):
     queue = trainer.queue()
     assert queue.take_ready(3) == []
@@ -155,17 +150,6 @@ def test_set_state_skips_the_ledger_and_hands_the_rest_out_again(trainer):
     assert ids(after.take_ready(9)) == ["c", "d"]
     assert after.get_state() == {"unacknowledged": ["a", "b", "c", "d"]}
     assert trainer.group_filter.dropped == {}
-
-
-def test_acknowledge_forgets_in_the_store_and_in_the_state(trainer):
-    queue = trainer.queue()
-    for i in "abc":
-        trainer.put(i)
-    queue.take_ready(3)
-    queue.acknowledge(["a", "c"])
-    assert queue.get_state() == {"unacknowledged": ["b"]}
-    assert [s.group.ticket_id for s in trainer.store.read_groups(after_seq=0, limit=9)] == ["b"]
-    assert trainer.store.counts()["acknowledged"] == 2
 
 
 @pytest.mark.parametrize(
@@ -206,12 +190,6 @@ def test_group_over_the_lag_bound_is_dropped_and_asked_for_again(trainer, oldest
     assert ("a" in open_ids(trainer.store)) is not kept
 
 
-def test_group_of_no_lag_bound_is_kept_however_old(trainer):
-    trainer.step = 1000
-    trainer.put("a", oldest=0)
-    assert ids(trainer.queue().take_ready(9)) == ["a"]
-
-
 def test_group_that_is_not_wanted_is_acknowledged_not_asked_for_again(trainer):
     queue = trainer.queue()
     trainer.put("a")
@@ -223,23 +201,6 @@ def test_group_that_is_not_wanted_is_acknowledged_not_asked_for_again(trainer):
     assert "a" not in open_ids(trainer.store)
 
 
-def test_group_of_a_fenced_actor_is_dropped_and_asked_for_again(trainer):
-    queue = trainer.queue()
-    trainer.put("a", actor="bad")
-    trainer.put("b", actor="good")
-    trainer.group_filter.fenced_actors.add("bad")
-    assert ids(queue.take_ready(9)) == ["b"]
-    assert trainer.group_filter.dropped == {"fenced": 1}
-    assert "a" in open_ids(trainer.store)
-
-
-def test_groups_of_other_kinds_are_not_read(trainer):
-    ticket = make_ticket("eval-0", kind="eval", order=-5)
-    trainer.store.put_tickets([ticket])
-    trainer.store.put_group(make_group(ticket))
-    assert trainer.queue().take_ready(9) == []
-
-
 def test_ring_buffer_drops_the_oldest_whole_groups_and_asks_for_them_again(trainer):
     queue = trainer.queue(max_ready=2)
     for i in "abcd":
@@ -247,15 +208,6 @@ def test_ring_buffer_drops_the_oldest_whole_groups_and_asks_for_them_again(train
     queue.poll()
     assert trainer.group_filter.dropped == {"overflow": 2} and open_ids(trainer.store) == ["a", "b", "e", "f"]
     assert ids(queue.take_ready(9)) == ["c", "d"]
-
-
-def test_group_that_grows_too_old_while_it_waits_is_dropped_when_it_is_handed_out(trainer):
-    queue = trainer.queue(max_lag_steps=1)
-    trainer.put("a", oldest=0)
-    trainer.put("b", oldest=2)
-    queue.poll()
-    trainer.group_filter.step = 2
-    assert ids(queue.take_ready(9)) == ["b"] and trainer.group_filter.dropped == {"stale": 1}
 
 
 def test_fresh_from_keeps_older_groups_out_and_they_are_asked_for_again(trainer):

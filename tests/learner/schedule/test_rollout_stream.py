@@ -83,23 +83,6 @@ def flags(batches):
     return [(len(b.ticket_ids), b.ends_update, b.ends_round) for b in batches]
 
 
-def test_group_ready_trains_each_group_as_soon_as_it_is_there(store):
-    learner = Learner(config_of(R=4, U=2), store)
-    seen = []
-    for n in range(1, 5):
-        seen.append(next(learner.batches))
-        assert learner.waits == n  # one delivery each: nothing waits for a second group
-    assert flags(seen) == [(1, False, False), (1, True, False), (1, False, False), (1, True, True)]
-
-
-def test_group_ready_groups_that_do_not_fit_the_batch_are_trained_next_in_order(store):
-    learner = Learner(config_of(R=6, U=6, rows=4), store, burst=6, pick=lambda held: -1)
-    seen = learner.train(1)
-    assert flags(seen) == [(4, False, False), (2, True, True)]
-    # Arrival order, which this actor made the reverse of submission order.
-    assert [i for b in seen for i in b.ticket_ids] == [f"{n:09d}" for n in (5, 4, 3, 2, 1, 0)]
-
-
 def test_one_group_over_the_batch_is_split_and_only_its_last_part_ends_the_update(store):
     learner = Learner(config_of(R=2, U=1, rows=1), store, num_tokens=8)  # 10 + 10 tokens, rows of 16
     assert flags(learner.train(2)) == [(0, False, False), (1, True, False), (0, False, False), (1, True, True)]
@@ -143,23 +126,3 @@ def test_every_round_has_its_own_groups_once_whatever_the_order_of_arrival(store
         counts = [sum(len(b.ticket_ids) for b in batches[s:e]) for s, e in zip(starts, ends, strict=True)]
         assert counts == [U] * (R // U)
     assert learner.issued == [R] * rounds
-
-
-@pytest.mark.parametrize("train_start", ["group_ready", "round_complete"])
-def test_next_round_is_issued_only_after_the_last_updates_publish(store, train_start):
-    learner = Learner(config_of(R=2, U=1, train_start=train_start, rows=1), store, burst=9)
-    learner.train(2)
-    # The caller has the round's last micro-batch and publishes now; no ticket of the next round exists yet.
-    assert (learner.issued, store.counts()["open"]) == ([2], 0)
-    next(learner.batches)
-    assert learner.issued == [2, 2]
-    claimed_under = {t.min_version.step for t in learner.planner.open_tickets}
-    assert claimed_under == {2}
-
-
-def test_window_issues_what_was_claimed_and_crosses_rounds(store):
-    learner = Learner(config_of(R=4, U=2, width=3), store)
-    batches = learner.train(4)
-    assert [b.ends_round for b in batches if b.ends_update] == [False, True, False, True]
-    # The actor claims the backlog of U whenever it looks.
-    assert set(learner.issued) == {2}

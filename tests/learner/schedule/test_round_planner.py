@@ -63,23 +63,6 @@ def test_issue_by_rounds_gives_whole_rounds_and_only_between_them(sizes, choices
         assert planner.round == (n + 1) // R
 
 
-@given(sizes=SIZES, width=st.integers(0, 6), choices=CHOICES)
-def test_books_consumed_and_open_make_all_that_was_issued(sizes, width, choices):
-    R, U = sizes
-    planner = books_of(config_of(R, U, width=width and width + U))
-    issued: list[str] = []
-    consumed: list[str] = []
-    for choice in choices:
-        issued += [t.id for t in planner.issue(step=0)]
-        ticket = planner.open_tickets[choice % len(planner.open_tickets)]
-        planner.consume(ticket.id)
-        consumed.append(ticket.id)
-        opened = [t.id for t in planner.open_tickets]
-        assert sorted(consumed + opened) == issued
-        assert opened == sorted(opened) and len(opened) == len(planner.open_tickets)
-        assert [i for i in issued if planner.is_open(i)] == opened
-
-
 @given(sizes=SIZES, width=st.integers(0, 6), before=CHOICES, after=CHOICES)
 def test_set_state_midway_gives_the_same_future(sizes, width, before, after):
     R, U = sizes
@@ -149,15 +132,6 @@ def test_consume_twice_or_unknown_is_refused():
 def test_training_sampling_is_the_configs():
     sampling = training_sampling(config_of(4, 2), (3, 5))
     assert (sampling.max_tokens, sampling.temperature, sampling.stop_token_ids) == (16, 1.0, (3, 5))
-
-
-def test_replace_puts_another_problem_under_the_same_id_and_order():
-    planner = books_of(config_of(4, 2))
-    old = planner.issue(step=0)[0]
-    new = planner.replace(old.id)
-    assert (new.id, new.order, new.round, new.min_version) == (old.id, old.order, old.round, old.min_version)
-    assert old.prompt_tokens.tolist() == [0] and new.prompt_tokens.tolist() == [4]
-    assert planner.open_tickets[0] is new and len(planner.open_tickets) == 4
 
 
 def sources_of(planner):

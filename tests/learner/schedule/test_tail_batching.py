@@ -28,24 +28,6 @@ def config_of(R, *, eta_prompts=1.25, eta_samples=1.0, K=4):
     )
 
 
-class Epochs(Problems):
-    """The same prompts again and again, as a file's rows."""
-
-    def __init__(self, size):
-        super().__init__()
-        self.size = size
-
-    def __call__(self):
-        problem = super().__call__()
-        return Problems.__call__(self._at(int(problem.prompt_tokens[0]) % self.size))
-
-    @staticmethod
-    def _at(number):
-        one = Problems()
-        one.next = number
-        return one
-
-
 def planner_of(config, problems=None):
     return RoundPlanner(config, training_sampling(config, ()), problems or Problems(), incarnation=0)
 
@@ -120,19 +102,6 @@ def test_no_prompt_waits_longer_than_the_bound(R, eta, seed):
         assert all(n - since <= bound for since in lost_in.values())
 
 
-@given(R=st.integers(1, 5), epochs=st.integers(1, 3), seed=st.integers(0, 99))
-def test_over_epochs_each_prompt_is_trained_equally_often_but_for_those_that_wait(R, epochs, seed):
-    size = 4 * R
-    problems = Epochs(size)
-    planner, rng = planner_of(config_of(R, eta_prompts=2.0), problems), random.Random(seed)
-    trained: collections.Counter[int] = collections.Counter()
-    while problems.next < epochs * size:
-        trained.update(prompt(t) for t in play_round(planner, rng)[0])
-    trained.update(prompt(t) for t in planner.long_queue)
-    # 2 R prompts a short round divide the epoch, so it ends exactly here.
-    assert trained == {n: epochs for n in range(size)}
-
-
 def test_round_closes_at_the_rth_arrival_before_anything_is_trained():
     planner = planner_of(config_of(4, eta_prompts=1.5))
     tickets = planner.issue(step=0)
@@ -196,16 +165,6 @@ def test_source_of_a_prompt_that_lost_its_race_is_known_when_it_comes_back():
         raise AssertionError("no round was a long one")
 
 
-def test_put_back_opens_the_last_update_again():
-    planner = planner_of(config_of(2, eta_prompts=1.0))
-    tickets = planner.issue(step=0)
-    for ticket in tickets:
-        planner.arrive(ticket.id)
-        planner.consume(ticket.id)
-    assert planner.reopen_update() == tickets and planner.reopen_update() == []
-    assert len(planner.open_tickets) == 2 and planner.num_left_in_update == 2 and planner.issue(step=0) == []
-
-
 def test_a_group_that_departs_does_not_count_towards_its_race():
     planner = planner_of(config_of(2, eta_prompts=2.0))
     tickets = planner.issue(step=0)
@@ -221,18 +180,6 @@ def test_renew_asks_for_newer_weights_but_for_those_kept():
     (renewed,) = planner.reissue_open(step=5, keep=[a.id])
     assert (renewed.id, renewed.min_version.step) == (b.id, 5)
     assert [t.min_version.step for t in planner.open_tickets] == [0, 5]
-
-
-def test_replace_counts_towards_the_bound_of_a_filter_and_a_new_round_starts_anew():
-    planner = planner_of(config_of(1, eta_prompts=1.0))
-    (ticket,) = planner.issue(step=0)
-    for _ in range(10):
-        assert planner.may_replace
-        planner.replace(ticket.id, is_filtered=True)
-    assert not planner.may_replace
-    planner.consume(ticket.id)
-    planner.issue(step=0)
-    assert planner.may_replace
 
 
 def test_filter_throws_away_no_more_than_its_bound_in_any_round():

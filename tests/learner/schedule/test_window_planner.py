@@ -2,7 +2,6 @@
 
 import random
 
-import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -136,9 +135,3 @@ def test_tickets_are_of_the_learners_incarnation_also_when_asked_for_anew():
     assert str(first.min_version) == "3:5"
     (again, _) = window.reissue_open(step=6)
     assert str(again.min_version) == "3:6"
-
-
-@pytest.mark.parametrize(("alpha", "earliest"), [(0.0, 4), (0.5, 3), (1.0, 3), (2.0, 2)])
-def test_ticket_may_begin_on_weights_alpha_behind_its_turn_never_on_ones_to_come(alpha, earliest):
-    window = trained_to(window_of(async_ratio=alpha, every_n_steps=1), 4)
-    assert window.issue(step=4, num_unclaimed=lambda: 0)[0].min_version.step == earliest

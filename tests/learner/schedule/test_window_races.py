@@ -198,29 +198,6 @@ def test_heats_no_prompt_starves_once_it_lost(U, eta, alpha, seed):
     assert run.step > 400 // U // 4  # and the learner is not held up
 
 
-def test_heat_of_a_decided_race_withdraws_whoever_is_not_here():
-    window = window_of(config_of(4, eta=1.5, alpha=0.0))
-    tickets = window.issue(step=0)
-    assert [t.order for t in tickets] == [0, 1, 2, 3, 4, 5]
-    assert [window.arrive(tickets[n].id) for n in (5, 0, 3)] == [[], [], []]
-    assert [t.order for t in window.arrive(tickets[1].id)] == [2, 4]
-    assert len(window.open_tickets) == 4 and window.issue(step=0) == []
-
-
-def test_long_heat_has_the_losers_prompts_and_no_race():
-    window = window_of(config_of(2, eta=2.0, eta_samples=1.5, alpha=0.0))
-    short = window.issue(step=0)
-    assert {t.num_requests for t in short} == {3} and len(short) == 4
-    for ticket in short[2:]:
-        window.arrive(ticket.id)
-    for ticket in short[2:]:
-        window.consume(ticket.id)
-    assert [prompt(t) for t in window.long_queue] == [0, 1]
-    long = window.issue(step=1)
-    assert [(prompt(t), t.num_requests, t.order) for t in long] == [(0, 2, 4), (1, 2, 5)] and window.round_is_long
-    assert [window.arrive(t.id) for t in long] == [[], []] and window.long_queue == []
-
-
 @pytest.mark.parametrize(("alpha", "issued"), [(0.0, 5), (0.5, 5), (1.0, 10), (2.0, 15)])
 def test_heats_issued_ahead_are_those_of_the_async_ratio(alpha, issued):
     window = window_of(config_of(4, alpha=alpha))
