@@ -45,6 +45,11 @@ class Setup:
         self.store.fence(actor, reason)
         self.fenced_actors.add(actor)
 
+    def suspect(self, actor: str) -> None:
+        """Fences an actor that lives."""
+        self.beat(actor)
+        self.fence(actor, "off by 2")
+
     def unfence(self, actor: str) -> None:
         self.store.unfence(actor)
         self.fenced_actors.discard(actor)
@@ -69,6 +74,12 @@ class Setup:
             at = ticket.min_version.step if step is None else step
             self.put(ticket, actor, at)
 
+    def probe(self, actor: str, *, step: int | None = None) -> None:
+        """Asks and looks at the answer."""
+        self.look()
+        self.answer(actor, step=step)
+        self.look()
+
     def put(self, ticket: Ticket, actor: str, step: int) -> None:
         rollouts = tuple(make_rollout(step=step) for _ in range(ticket.num_samples))
         self.store.put_group(
@@ -82,8 +93,7 @@ def s(store):
 
 
 def test_fenced_actor_that_answers_as_the_learner_would_is_let_in(s):
-    s.beat("bad")
-    s.fence("bad", "off by 2")
+    s.suspect("bad")
     s.look()
     tickets = s.claim("bad")
     assert [t.kind for t in tickets] == ["probe"] * len(PROBLEMS)
@@ -98,8 +108,7 @@ def test_fenced_actor_that_answers_as_the_learner_would_is_let_in(s):
 
 
 def test_half_a_probe_lets_nobody_in(s):
-    s.beat("bad")
-    s.fence("bad", "off by 2")
+    s.suspect("bad")
     s.look()
     first, second = s.claim("bad")
     s.store.release("bad", [second.id])
@@ -112,16 +121,15 @@ def test_half_a_probe_lets_nobody_in(s):
 
 
 def test_probe_is_for_the_fenced_actor_alone(s):
-    s.beat("bad", "good")
-    s.fence("bad", "off by 2")
+    s.beat("good")
+    s.suspect("bad")
     s.look()
     assert s.claim("good") == []
 
 
 @pytest.mark.parametrize("off", [BOUND * 1.01, float("nan")])
 def test_actor_that_stays_off_is_asked_a_bounded_number_of_times_and_then_stays_out(s, off):
-    s.beat("bad")
-    s.fence("bad", "off by 2")
+    s.suspect("bad")
     s.off = off
     reasons = []
     for _ in range(MAX_TRIES):
@@ -139,32 +147,24 @@ def test_actor_that_stays_off_is_asked_a_bounded_number_of_times_and_then_stays_
 
 
 def test_answer_that_cannot_be_right_is_no_clean_one(s):
-    s.beat("bad")
-    s.fence("bad", "off by 2")
+    s.suspect("bad")
     s.unsound.add("bad")
-    s.look()
-    s.answer("bad")
-    s.look()
+    s.probe("bad")
     assert s.fenced_actors == {"bad"}
 
 
 def test_answer_by_other_weights_is_asked_for_again_and_no_try(s):
-    s.beat("bad")
-    s.fence("bad", "off by 2")
+    s.suspect("bad")
     for _ in range(MAX_TRIES + 1):
-        s.look()
-        s.answer("bad", step=5)
-        s.look()
+        s.probe("bad", step=5)
     assert not (s.store.fenced("bad") or "").startswith(PERMANENT)
-    s.look()
-    s.answer("bad")
-    s.look()
+    s.probe("bad")
     assert s.fenced_actors == set()
 
 
 def test_probe_whose_weights_the_learner_has_left_is_withdrawn_and_asked_with_the_next(s):
-    s.beat("bad", "good")
-    s.fence("bad", "off by 2")
+    s.beat("good")
+    s.suspect("bad")
     s.look()
     s.version = None  # an update was made
     s.look()
@@ -184,15 +184,13 @@ def test_actor_that_does_not_live_is_asked_nothing(s):
 
 def test_fence_without_problems_to_probe_with_is_for_good(store):
     s = Setup(store, problems=[])
-    s.beat("bad")
-    s.fence("bad", "off by 2")
+    s.suspect("bad")
     s.look()
     assert (store.fenced("bad") or "").startswith(PERMANENT)
 
 
 def test_fenced_actor_that_can_not_be_probed_ends_where_nobody_else_serves(s):
-    s.beat("bad")
-    s.fence("bad", "off by 2")
+    s.suspect("bad")
     s.version = None
     s.look()
     s.now_s += ALONE_S
@@ -210,8 +208,7 @@ def test_first_look_after_a_fence_ends_nobody_however_long_ago_the_last_was(s, b
         s.readmission.ban("worse", "off by 9")
         s.look()
     s.now_s += 2 * ALONE_S
-    s.beat("bad")
-    s.fence("bad", "off by 2")
+    s.suspect("bad")
     s.look()
     assert s.store.fenced("bad") == "off by 2"
     s.now_s += ALONE_S
@@ -220,8 +217,8 @@ def test_first_look_after_a_fence_ends_nobody_however_long_ago_the_last_was(s, b
 
 
 def test_fenced_actor_waits_for_the_next_publish_where_others_serve(s):
-    s.beat("bad", "good")
-    s.fence("bad", "off by 2")
+    s.beat("good")
+    s.suspect("bad")
     s.version = None
     for _ in range(3):
         s.now_s += ALONE_S
@@ -241,13 +238,10 @@ def test_nobody_fenced_costs_nothing(s):
 
 
 def test_actor_fenced_for_good_is_probed_again_once_it_is_on_probation_and_alive(s):
-    s.beat("bad")
-    s.fence("bad", "off by 2")
+    s.suspect("bad")
     s.off = 9.0
     for _ in range(MAX_TRIES):
-        s.look()
-        s.answer("bad")
-        s.look()
+        s.probe("bad")
     assert (s.store.fenced("bad") or "").startswith(PERMANENT)
     s.look()
     with pytest.raises(FencedError):
@@ -255,7 +249,5 @@ def test_actor_fenced_for_good_is_probed_again_once_it_is_on_probation_and_alive
     # The operator's word, as `launch.tools.runs --unfence` writes it; and the new process is clean.
     s.store.fence("bad", "on probation: off by 2")
     s.off = 0.0
-    s.look()
-    s.answer("bad")
-    s.look()
+    s.probe("bad")
     assert s.fenced_actors == set() and s.store.fenced("bad") is None

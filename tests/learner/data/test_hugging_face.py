@@ -63,10 +63,7 @@ def test_load_subset_is_of_the_name_and_keeps_the_columns_looked_at(folder):
     assert all_of(found) == [{"prompt": "o", "answer": 1}]
 
 
-@pytest.mark.parametrize(
-    ("fields", "split"),
-    [(dict(subset="none"), "train"), ({}, "nosuch")],
-)
+@pytest.mark.parametrize(("fields", "split"), [(dict(subset="none"), "train"), ({}, "nosuch")])
 def test_load_of_what_is_not_there_is_refused_by_name(folder, fields, split):
     with pytest.raises(ValueError, match=rf"hf:{folder} .*split '{split}'\) cannot be loaded: "):
         load(source_of(folder, **fields), ("prompt", "answer"), split=split)
@@ -89,7 +86,9 @@ def test_load_without_the_library_names_the_extra(folder, monkeypatch):
         load(source_of(folder), ("prompt", "answer"), split="train")
 
 
-def test_load_asks_for_the_revision(monkeypatch):
+@pytest.fixture
+def asked(monkeypatch):
+    """What the library, which is offline, was asked for."""
     asked = []
 
     def load_dataset(name, subset, *, split, revision):
@@ -97,6 +96,10 @@ def test_load_asks_for_the_revision(monkeypatch):
         raise OSError("offline")
 
     monkeypatch.setattr("datasets.load_dataset", load_dataset)
+    return asked
+
+
+def test_load_asks_for_the_revision(asked):
     for revision in ("v1.2", ""):
         source = sections.PromptsConfig(path="hf:owner/sums", revision=revision).sources[""]
         with pytest.raises(ValueError, match="cannot be loaded: offline"):
@@ -104,14 +107,7 @@ def test_load_asks_for_the_revision(monkeypatch):
     assert asked == [("owner/sums", None, "train", "v1.2"), ("owner/sums", None, "train", None)]
 
 
-def test_open_rows_of_another_data_set_is_of_its_default_subset_and_revision(monkeypatch):
-    asked = []
-
-    def load_dataset(name, subset, *, split, revision):
-        asked.append((name, subset, split, revision))
-        raise OSError("offline")
-
-    monkeypatch.setattr("datasets.load_dataset", load_dataset)
+def test_open_rows_of_another_data_set_is_of_its_default_subset_and_revision(asked):
     source = sections.PromptsConfig(path="hf:owner/sums", subset="main", revision="v1.2").sources[""]
     for path in ("hf:owner/sums", "hf:other/tests"):
         with pytest.raises(ValueError, match="cannot be loaded: offline"):

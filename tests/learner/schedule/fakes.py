@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from bridge.heartbeat_types import Heartbeat
 from bridge.rollout_types import Task
 from bridge.store.open import SqliteStore
 from bridge.store.store_types import Mark, Topic
@@ -18,6 +19,21 @@ class RestlessStore(SqliteStore):
 
     def wait(self, mark: Mark, topics: Collection[Topic], *, timeout_s: float) -> None:
         del mark, topics, timeout_s
+
+
+class Beats:
+    """A store of heartbeats whose clock stands at 1000."""
+
+    def __init__(self) -> None:
+        self.beats: list[Heartbeat] = []
+        self.num_reads = 0
+
+    def now_s(self) -> float:
+        return 1000.0
+
+    def heartbeats(self) -> list[Heartbeat]:
+        self.num_reads += 1
+        return self.beats
 
 
 class Problems:

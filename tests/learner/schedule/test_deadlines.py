@@ -19,7 +19,7 @@ from learner.schedule.round_planner import planner_of
 from learner.schedule.served_steps import LOOK_S, ServedSteps
 from learner.schedule.ticket_ledger import num_sequences, training_sampling
 from tests.bridge.factories import make_group, make_rollout
-from tests.learner.schedule.fakes import Problems
+from tests.learner.schedule.fakes import Beats, Problems
 
 
 def fits(deadlines: list[int], *, update: int, left: int, per_update: int) -> bool:
@@ -168,22 +168,7 @@ def test_any_order_of_arrival_ends_each_update_and_nothing_goes_stale(lag, seed)
     assert not run.ticket_store.reissue.called and set(run.group_filter.dropped) <= {"zero_variance"}
 
 
-class Beats:
-    """A store with heartbeats."""
-
-    def __init__(self) -> None:
-        self.beats: list[Heartbeat] = []
-        self.num_reads = 0
-
-    def now_s(self) -> float:
-        return 100.0
-
-    def heartbeats(self) -> list[Heartbeat]:
-        self.num_reads += 1
-        return self.beats
-
-
-def beat(process: str, version: Version | None, *, time_s: float = 99.0, role: Any = "actor") -> Heartbeat:
+def beat(process: str, version: Version | None, *, time_s: float = 999.0, role: Any = "actor") -> Heartbeat:
     return Heartbeat(process=process, role=role, pid=1, time_s=time_s, version=version)
 
 
@@ -196,7 +181,7 @@ def test_served_step_is_the_oldest_of_live_engines_that_serve_this_learners_weig
     store.beats = [
         beat("a", at(step=7)),
         beat("b", at(step=5)),
-        beat("gone", at(step=1), time_s=80.0),
+        beat("gone", at(step=1), time_s=980.0),
         beat("before", Version(incarnation=0, step=2)),  # takes this learner's weights before it begins anything
         beat("starts", None),
         beat("learner", None, role="learner"),

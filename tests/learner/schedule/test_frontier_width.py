@@ -1,7 +1,6 @@
 """Choice of the frontier's width; the oracles are sums by hand, and a simulation token by token."""
 
 import json
-import logging
 import math
 from fractions import Fraction
 from typing import Any
@@ -139,6 +138,13 @@ def serve(store, *places, speeds=MEASURED):
         store.heartbeat(Heartbeat(process=f"a{number}", role="actor", pid=1, time_s=1.0, version=version, report=beat))
 
 
+def width_of(store, saved=None, **config) -> FrontierWidth:
+    """That of a learner which starts, or resumes from what was saved."""
+    width = FrontierWidth(config_of(**config), store)
+    width.resume(saved)
+    return width
+
+
 def train_round(width: FrontierWidth):
     for order in range(R):
         ticket = make_ticket(f"t{order}", order=order, num_samples=K)
@@ -161,9 +167,7 @@ def everything_logged(caplog):
 
 
 def test_first_round_is_unlimited_and_the_next_have_the_width_that_keeps_the_engines_full(store, caplog):
-    caplog.set_level(logging.INFO)
-    width = FrontierWidth(config_of(), store)
-    width.resume(None)
+    width = width_of(store)
     serve(store, 8)
     assert claimable(store) == R
     assert train_round(width) == {"round/frontier_width": R}
@@ -177,8 +181,7 @@ def test_first_round_is_unlimited_and_the_next_have_the_width_that_keeps_the_eng
 def test_width_is_chosen_from_what_engines_report_after_the_round(store, monkeypatch):
     monkeypatch.setattr(frontier_width, "REPORT_WAIT_S", 60.0)
     monkeypatch.setattr(frontier_width.time, "sleep", lambda seconds: serve(store, 8))
-    width = FrontierWidth(config_of(), store)
-    width.resume(None)
+    width = width_of(store)
     serve(store, 8, speeds=())  # the last heartbeat of the round
     train_round(width)
     assert claimable(store) == 4
@@ -205,30 +208,24 @@ def test_round_waits_once_for_reports_and_a_stop_ends_the_wait(store, monkeypatc
 
 def test_width_is_saved_and_set_again_by_a_learner_that_resumes(store):
     serve(store, 8)
-    before = FrontierWidth(config_of(), store)
-    before.resume(None)
+    before = width_of(store)
     train_round(before)
     saved = json.loads(json.dumps(before.get_state()))
-    fresh = FrontierWidth(config_of(), store)
-    fresh.resume(None)  # from a checkpoint before the first round's end: none, or of another store
+    width_of(store)  # from a checkpoint before the first round's end: none, or of another store
     assert claimable(store) == R
-    after = FrontierWidth(config_of(), store)
-    after.resume(saved)
+    after = width_of(store, saved)
     assert claimable(store) == 4
     store.set_frontier_width(None)  # as in an older copy of the store
     assert train_round(after) == {"round/frontier_width": 4}
     assert claimable(store) == 4
-    given = FrontierWidth(config_of(width=3), store)
-    given.resume(saved)
+    width_of(store, saved, width=3)
     assert claimable(store) == R  # the actors name the width
-    larger_groups = FrontierWidth(config_of(overprovision_samples=1.5), store)
-    larger_groups.resume(saved)
+    width_of(store, saved, overprovision_samples=1.5)
     assert claimable(store) == R  # chosen for groups of another size
 
 
 def test_width_is_chosen_again_when_the_engines_have_other_places(store):
-    width = FrontierWidth(config_of(), store)
-    width.resume(None)
+    width = width_of(store)
     serve(store, 8)
     train_round(width)
     serve(store, 4)
@@ -240,9 +237,7 @@ def test_width_is_chosen_again_when_the_engines_have_other_places(store):
 
 
 def test_width_stays_open_while_no_engine_has_measured(store, caplog):
-    caplog.set_level(logging.INFO)
-    width = FrontierWidth(config_of(), store)
-    width.resume(None)
+    width = width_of(store)
     train_round(width)
     assert claimable(store) == R and not caplog.text
     serve(store, 8, speeds=())
@@ -251,8 +246,7 @@ def test_width_stays_open_while_no_engine_has_measured(store, caplog):
 
 
 def test_engine_that_starts_again_and_again_does_not_keep_the_width_open(store):
-    width = FrontierWidth(config_of(), store)
-    width.resume(None)
+    width = width_of(store)
     serve(store, 8)
     store.heartbeat(Heartbeat(process="starts", role="actor", pid=1, time_s=1.0))
     train_round(width)
@@ -262,8 +256,7 @@ def test_engine_that_starts_again_and_again_does_not_keep_the_width_open(store):
 @pytest.mark.parametrize(("width", "is_told"), [(2, True), (4, False)])
 def test_a_given_width_that_costs_speed_warns_once_and_is_kept(store, caplog, width, is_told):
     serve(store, 8, speeds=MEASURED[: int(math.log2(width * K)) + 1])  # it cannot have run more
-    given = FrontierWidth(config_of(width=width), store)
-    given.resume(None)
+    given = width_of(store, width=width)
     assert train_round(given) == {"round/frontier_width": width}
     said = "admission.width (2) leaves the engines an estimated 50% of their full speed; set admission.width=auto, or 4"
     assert (said in caplog.text) == is_told and claimable(store) == R
@@ -274,6 +267,5 @@ def test_a_given_width_that_costs_speed_warns_once_and_is_kept(store, caplog, wi
 
 def test_other_policies_have_no_width(store):
     serve(store, 8)
-    fifo = FrontierWidth(config_of(policy="fifo"), store)
-    fifo.resume(None)
+    fifo = width_of(store, policy="fifo")
     assert train_round(fifo) == {} and claimable(store) == R

@@ -65,11 +65,12 @@ class Trainer:
             )
         )
 
-    def put(self, id_, *, oldest=0, newest=None, **fields):
-        """An actor hands a group in, sampled by weights of steps `oldest` to `newest`."""
+    def put(self, *ids, oldest=0, newest=None, **fields):
+        """An actor hands groups in, sampled by weights of steps `oldest` to `newest`."""
         newest = oldest if newest is None else newest
         rollouts = (make_rollout(step=oldest), make_rollout(step=newest))
-        assert self.store.put_group(make_group(self.tickets[id_], rollouts=rollouts, **fields))
+        for id_ in ids:
+            assert self.store.put_group(make_group(self.tickets[id_], rollouts=rollouts, **fields))
 
 
 @pytest.fixture
@@ -89,8 +90,7 @@ def open_ids(store):
 
 def test_next_hands_out_in_order_of_arrival_not_of_submission(trainer):
     queue = trainer.queue()
-    for i in "cab":
-        trainer.put(i)
+    trainer.put(*"cab")
     assert ids(next(queue) + next(queue)) == ["c", "a"]
     trainer.put("f")
     assert ids(next(queue) + next(queue)) == ["b", "f"]
@@ -121,8 +121,7 @@ def test_next_is_woken_by_a_group_and_does_not_look_for_it(trainer, monkeypatch)
 def test_take_ready_takes_what_is_there_up_to_the_limit(trainer):
     queue = trainer.queue()
     assert queue.take_ready(3) == []
-    for i in "abc":
-        trainer.put(i)
+    trainer.put(*"abc")
     assert ids(queue.take_ready(2)) == ["a", "b"]
     assert ids(queue.take_ready(5)) == ["c"]
     assert queue.take_ready(0) == []
@@ -132,15 +131,13 @@ def test_take_ready_reads_past_one_page_of_the_store(store):
     tickets = [make_ticket(f"{n:03d}", order=n) for n in range(150)]
     store.put_tickets(tickets)
     trainer = Trainer(store, tickets)
-    for t in reversed(tickets):
-        trainer.put(t.id)
+    trainer.put(*(t.id for t in reversed(tickets)))
     assert ids(trainer.queue().take_ready(1000)) == [t.id for t in reversed(tickets)]
 
 
 def test_set_state_skips_the_ledger_and_hands_the_rest_out_again(trainer):
     before = trainer.queue()
-    for i in "abcd":
-        trainer.put(i)
+    trainer.put(*"abcd")
     before.take_ready(2)
     state = json.loads(json.dumps(before.get_state()))
     before.take_ready(2)  # trained after the checkpoint, then killed
@@ -192,8 +189,7 @@ def test_group_over_the_lag_bound_is_dropped_and_asked_for_again(trainer, oldest
 
 def test_group_that_is_not_wanted_is_acknowledged_not_asked_for_again(trainer):
     queue = trainer.queue()
-    trainer.put("a")
-    trainer.put("b")
+    trainer.put("a", "b")
     del trainer.tickets["a"]
     assert ids(queue.take_ready(9)) == ["b"]
     assert trainer.group_filter.dropped == {"unwanted": 1}
@@ -203,8 +199,7 @@ def test_group_that_is_not_wanted_is_acknowledged_not_asked_for_again(trainer):
 
 def test_ring_buffer_drops_the_oldest_whole_groups_and_asks_for_them_again(trainer):
     queue = trainer.queue(max_ready=2)
-    for i in "abcd":
-        trainer.put(i)
+    trainer.put(*"abcd")
     queue.poll()
     assert trainer.group_filter.dropped == {"overflow": 2} and open_ids(trainer.store) == ["a", "b", "e", "f"]
     assert ids(queue.take_ready(9)) == ["c", "d"]
@@ -223,14 +218,12 @@ def test_fresh_from_keeps_older_groups_out_and_they_are_asked_for_again(trainer)
 
 def test_take_back_forgets_what_was_handed_out_so_that_it_may_come_again(trainer):
     queue = trainer.queue()
-    for i in "abc":
-        trainer.put(i)
+    trainer.put(*"abc")
     queue.take_ready(3)
     queue.take_back(["b", "c"])
     assert queue.get_state() == {"unacknowledged": ["a"]}
     trainer.store.reissue(["b", "c"])
-    for i in "cb":
-        trainer.put(i)
+    trainer.put(*"cb")
     assert ids(queue.take_ready(9)) == ["c", "b"]
 
 
@@ -245,8 +238,7 @@ def test_keep_fresh_forgets_waiting_groups_of_older_weights(trainer):
 
 def test_a_waiting_group_that_is_dropped_leaves_the_planners_books_of_arrivals(trainer):
     queue = trainer.queue(max_lag_steps=1, max_ready=2)
-    for i in "abc":
-        trainer.put(i)
+    trainer.put(*"abc")
     queue.poll()
     assert trainer.departed == ["a"]
     trainer.group_filter.step = 2

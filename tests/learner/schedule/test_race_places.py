@@ -10,22 +10,10 @@ from configs.schema import Config
 from configs.sections import ActorConfig, RoundsConfig
 from learner.schedule.tail_batching import RaceCapacity
 from tests.bridge.factories import make_report
+from tests.learner.schedule.fakes import Beats
 
 RACE = RoundsConfig(groups_per_round=32, samples_per_group=8, overprovision_prompts=1.25)
 """320 requests."""
-
-
-class Store:
-    """Its clock stands at 1000."""
-
-    def __init__(self) -> None:
-        self.beats: list[Heartbeat] = []
-
-    def now_s(self) -> float:
-        return 1000.0
-
-    def heartbeats(self) -> list[Heartbeat]:
-        return self.beats
 
 
 def beat(number: int, places: int | None, *, time_s: float = 999.0, is_shutting_down: bool = False) -> Heartbeat:
@@ -36,7 +24,7 @@ def beat(number: int, places: int | None, *, time_s: float = 999.0, is_shutting_
 
 @pytest.fixture
 def store() -> Any:
-    return Store()
+    return Beats()
 
 
 def places_of(store: Any, rounds: RoundsConfig = RACE) -> RaceCapacity:

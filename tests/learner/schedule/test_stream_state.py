@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-from typing import Any
 
 import pytest
 
@@ -10,82 +9,13 @@ from bridge import codec
 from bridge.heartbeat_types import DecodeSpeed, Heartbeat
 from bridge.rollout_types import Ticket
 from bridge.store.store_types import FencedError
-from configs import schema, sections
+from configs import sections
 from learner.schedule import frontier_width
-from learner.schedule.rollout_stream import RolloutStream, encode_tickets
-from learner.schedule.ticket_ledger import training_sampling
+from learner.schedule.rollout_stream import encode_tickets
 from tests.bridge.factories import make_group, make_report, make_rollout, make_ticket
 from tests.bridge.store.engines import rows
-from tests.learner.schedule.fakes import Marks, Problems, Sourced
-
-K = 2
-
-
-def config_of(*, window=False, updates=2, max_lag_steps=None, unit: Any = "group", train_start: Any = "group_ready"):
-    return schema.Config(
-        preset="test",
-        run=sections.RunConfig(num_updates=updates),
-        model=sections.ModelConfig(max_tokens=16),
-        sampling=sections.SamplingConfig(max_response_tokens=8),
-        rounds=sections.RoundsConfig(
-            groups_per_round=4,
-            groups_per_update=2,
-            samples_per_group=K,
-            max_lag_steps=max_lag_steps,
-            train_start=train_start,
-        ),
-        admission=sections.AdmissionConfig(
-            policy="window" if window else "fifo", width=4 if window else "auto", unit=unit
-        ),
-        publish=sections.PublishConfig(when="every" if window else "round_end"),
-        packing=sections.PackingConfig(rows=8, row_tokens=16),
-    )
-
-
-class Learner:
-    """A stream, and one actor that hands in all it can claim whenever the learner waits, or does what a test says."""
-
-    def __init__(self, store, config, *, step=0, on_wait=None, prompts=None):
-        self.store = store
-        self.marks: Any = Marks()
-        self.incarnation = store.acquire_leadership("here", lease_s=60)
-        store.record_restore(self.incarnation, step)
-        self.prompts = prompts or Problems(2)
-        self.num_waits = 0
-        self.stream = RolloutStream(
-            config,
-            store=store,
-            prompts=self.prompts,
-            sampling=training_sampling(config, ()),
-            timeline=self.marks,
-            incarnation=self.incarnation,
-            vocab_size=1000,
-            step=step,
-            on_wait=on_wait or self.serve,
-        )
-        self.trained: list[str] = []
-
-    def serve(self, count=99, actor="actor"):
-        self.num_waits += 1
-        assert self.num_waits < 100, "nothing comes any more"
-        for ticket in self.store.claim(actor, limit=count, lease_s=1000):
-            step = ticket.min_version.step
-            rollouts = tuple(make_rollout(6, reward=float(i), step=step) for i in range(ticket.num_samples))
-            self.store.put_group(make_group(ticket, rollouts=rollouts, actor=actor, incarnation=self.incarnation))
-
-    def save(self) -> dict[str, Any]:
-        """What a checkpoint of it would be read as."""
-        return json.loads(json.dumps(encode_tickets(self.stream.begin_save())))
-
-    def train(self, num_updates):
-        batches = self.stream.micro_batches()
-        while num_updates:
-            micro = next(batches)
-            self.trained += micro.ticket_ids
-            if micro.ends_update:
-                self.stream.end_update()
-                num_updates -= 1
-        return batches
+from tests.learner.schedule.fakes import Sourced
+from tests.learner.schedule.stream_learner import K, Learner, config_of
 
 
 def ids(*orders):
@@ -95,14 +25,12 @@ def ids(*orders):
 def test_resume_after_a_committed_save_goes_on_behind_it_and_trains_nothing_twice(store):
     config = config_of(updates=8)
     before = Learner(store, config)
-    before.stream.resume(None)
     before.train(1)
     saved = before.save()
     before.stream.acknowledge(1)
     before.train(1)  # lost with the process: its checkpoint was never written
 
-    after = Learner(store, config, step=1)
-    after.stream.resume(saved)
+    after = Learner(store, config, saved=saved, step=1)
     after.train(3)
     assert before.trained[:2] + after.trained == ids(*range(8))
     assert after.stream.step == 4 and after.prompts.next == 8
@@ -112,7 +40,6 @@ def test_resume_after_a_committed_save_goes_on_behind_it_and_trains_nothing_twic
 def test_state_that_a_stop_may_save_later_costs_no_encoding_and_stays_as_it_was(store, monkeypatch):
     config = config_of(updates=8, window=True)
     before = Learner(store, config)
-    before.stream.resume(None)
     before.train(1)
     want = before.save()
     with monkeypatch.context() as patch:
@@ -124,7 +51,6 @@ def test_state_that_a_stop_may_save_later_costs_no_encoding_and_stays_as_it_was(
 
 def test_acknowledge_lets_the_store_forget_only_what_the_committed_checkpoint_contains(store):
     learner = Learner(store, config_of(updates=8))
-    learner.stream.resume(None)
     learner.train(1)
     learner.stream.begin_save()
     learner.train(1)
@@ -139,7 +65,6 @@ def test_acknowledge_lets_the_store_forget_only_what_the_committed_checkpoint_co
 
 def test_drop_update_asks_for_all_older_weights_made_anew_until_an_update_is_made(store):
     learner = Learner(store, config_of(window=True))
-    learner.stream.resume(None)
     batches = learner.train(1)  # now at step 1, groups of step 0 wait
     micro = next(batches)
     assert micro.ends_update and learner.stream.group_filter.fresh_from is None
@@ -157,7 +82,6 @@ def test_drop_update_asks_for_all_older_weights_made_anew_until_an_update_is_mad
 @pytest.mark.heavy
 def test_rewards_are_those_of_the_update_that_was_made_and_a_dropped_ones_are_forgotten(store):
     learner = Learner(store, config_of(window=True))
-    learner.stream.resume(None)
     batches = learner.train(1)
     # Two groups of K responses that no verifier was asked about.
     assert learner.stream.take_rewards()["verdicts/unscored"] == 2 * K
@@ -171,7 +95,6 @@ def test_rewards_are_those_of_the_update_that_was_made_and_a_dropped_ones_are_fo
 
 def test_fence_refuses_the_actors_claims_and_its_waiting_groups(store):
     learner = Learner(store, config_of())
-    learner.stream.resume(None)
     batches = learner.train(1)
     learner.stream.poll()
     learner.stream.fence("actor", "its logprobs are off", 0.5)
@@ -186,7 +109,6 @@ def test_fence_refuses_the_actors_claims_and_its_waiting_groups(store):
 def fill_an_update(store, unit, makers, train_start) -> Learner:
     """A learner whose first update, of a round of four groups, waits to be made; `makers` hand its groups in."""
     learner = Learner(store, config_of(unit=unit, train_start=train_start))
-    learner.stream.resume(None)
     learner.stream._tickets.put_tickets(learner.stream.planner.issue(step=0))
     for actor in makers:
         learner.serve(count=K if unit == "sample" else 1, actor=actor)
@@ -211,7 +133,6 @@ def test_fence_after_an_update_keeps_its_groups_and_takes_the_actors_others_out_
     assert learner.trained == ids(3, 2)
 
     after = Learner(store, config_of())  # of no checkpoint: the group that was trained is not there any more
-    after.stream.resume(None)
     after.stream._tickets.put_tickets(after.stream.planner.issue(step=0))
     assert 1 in open_orders(store)
 
@@ -243,7 +164,6 @@ def test_ticket_that_nobody_could_make_a_group_for_gets_another_prompt(store):
             learner.serve()
 
     learner = Learner(store, config_of(), on_wait=fail_once)
-    learner.stream.resume(None)
     learner.train(2)
     assert sorted(learner.trained) == ids(0, 1, 2, 3) and learner.stream.group_filter.dropped == {"failed": 1}
     assert learner.prompts.next == 5 and store.failed() == {}
@@ -251,7 +171,6 @@ def test_ticket_that_nobody_could_make_a_group_for_gets_another_prompt(store):
 
 def test_end_round_tells_the_rounds_times_and_starts_the_next_one(store):
     learner = Learner(store, config_of(updates=8))
-    learner.stream.resume(None)
     learner.train(2)
     start = learner.stream.clock.rollout_start_s
     assert start is not None
@@ -267,7 +186,6 @@ def test_width_of_the_frontier_is_chosen_at_a_rounds_end_and_kept_by_a_learner_t
     monkeypatch.setattr(frontier_width, "REPORT_WAIT_S", 0.0)  # the actor reports before
     config = dataclasses.replace(config_of(updates=8), admission=sections.AdmissionConfig(policy="frontier"))
     before = Learner(store, config)
-    before.stream.resume(None)
     before.train(2)
     before.stream.trained(1.0, 2.0)
     # Two places: the frontier of U = 2 groups of two responses keeps the engine full.
@@ -278,8 +196,7 @@ def test_width_of_the_frontier_is_chosen_at_a_rounds_end_and_kept_by_a_learner_t
     saved = before.save()
 
     store.set_frontier_width(None)
-    after = Learner(store, config, step=2)
-    after.stream.resume(saved)
+    Learner(store, config, saved=saved, step=2)
     store.put_tickets(make_ticket(f"t{n}", order=100 + n) for n in range(4))
     assert len(store.claim("actor", limit=4, lease_s=60)) == 2
 
@@ -295,14 +212,12 @@ def test_restarted_window_whose_tickets_are_all_out_ends_its_rounds(store):
     # Nothing is issued after the restart: the round began all the same, when the learner did.
     config = config_of(window=True)
     before = Learner(store, config)
-    before.stream.resume(None)
     before.train(1)
     saved = before.save()
     before.stream.acknowledge(1)
     before.serve()
 
-    after = Learner(store, config, step=1)
-    after.stream.resume(saved)
+    after = Learner(store, config, saved=saved, step=1)
     after.stream.planner.issue = lambda **_: []
     after.stream.planner.top_up = lambda **_: []
     after.train(1)
@@ -314,7 +229,6 @@ def test_restarted_window_whose_tickets_are_all_out_ends_its_rounds(store):
 
 def test_dispatch_is_told_from_the_one_that_fills_its_update(store):
     learner = Learner(store, config_of(), on_wait=lambda: learner.serve(count=1))
-    learner.stream.resume(None)
     fills = []
     learner.stream.clock.dispatched = lambda now_s, *, fills_update: fills.append(fills_update)
     learner.train(2)
@@ -323,7 +237,6 @@ def test_dispatch_is_told_from_the_one_that_fills_its_update(store):
 
 def test_window_is_filled_again_while_the_learner_computes(store):
     learner = Learner(store, config_of(window=True))
-    learner.stream.resume(None)
     batches = learner.stream.micro_batches()
     next(batches)
     learner.serve(count=1)
@@ -334,7 +247,6 @@ def test_window_is_filled_again_while_the_learner_computes(store):
 
 def test_round_is_not_begun_while_the_last_one_computes(store):
     learner = Learner(store, config_of(updates=8))
-    learner.stream.resume(None)
     learner.train(2)
     learner.stream.poll()
     assert store.num_unclaimed() == 0 and learner.stream.planner.num_issued == 4
@@ -342,7 +254,6 @@ def test_round_is_not_begun_while_the_last_one_computes(store):
 
 def test_fenced_actors_waiting_groups_go_at_once_so_that_good_ones_take_their_place(store):
     learner = Learner(store, config_of())
-    learner.stream.resume(None)
     store.put_tickets(learner.stream.planner.issue(step=0))
     learner.serve(count=1)
     make_one(store)
@@ -356,7 +267,6 @@ def test_fenced_actors_waiting_groups_go_at_once_so_that_good_ones_take_their_pl
 
 def test_group_of_older_weights_than_its_ticket_asks_for_is_early_and_the_ticket_is_offered_again(store):
     learner = Learner(store, config_of(updates=8))
-    learner.stream.resume(None)
     learner.train(2)  # the second round is sampled by step 2
     store.put_tickets(learner.stream.planner.issue(step=2))
     early = make_one(store, step=1)
@@ -372,7 +282,6 @@ def test_group_with_one_stale_sample_is_asked_for_that_one_anew(store):
     config = config_of(window=True, max_lag_steps=1)
     config = dataclasses.replace(config, admission=dataclasses.replace(config.admission, unit="sample"))
     learner = Learner(store, config, step=3)
-    learner.stream.resume(None)
     learner.stream._tickets.put_tickets(learner.stream.planner.issue(step=3, num_unclaimed=lambda: 0))
     for step in (0, 3):
         (ticket,) = store.claim("actor", limit=1, lease_s=1000)
@@ -394,15 +303,13 @@ def make_one(store, *, step=0) -> Ticket:
 def test_prompts_are_told_what_each_trained_group_earned_once_and_by_its_source(store, window):
     config = config_of(updates=8, window=window)
     before = Learner(store, config, prompts=Sourced(2))
-    before.stream.resume(None)
     before.train(1)
     saved = before.save()
     assert before.prompts.observed == [("s0", 0.5), ("s1", 0.5)]  # K = 2 rewards, 0 and 1
     before.stream.acknowledge(1)
     before.train(1)  # lost with the process
 
-    after = Learner(store, config, step=1, prompts=Sourced(2))
-    after.stream.resume(saved)
+    after = Learner(store, config, saved=saved, step=1, prompts=Sourced(2))
     after.train(3)
     assert after.prompts.observed == [
         (f"s{n}", 0.5) for n in range(2, 8)

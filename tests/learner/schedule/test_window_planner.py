@@ -25,6 +25,12 @@ def issue(window: WindowPlanner, *, step=0, num_unclaimed=0) -> int:
     return len(window.issue(step=step, num_unclaimed=lambda: num_unclaimed))
 
 
+def arrive(window: WindowPlanner, num: int) -> None:
+    """The groups of the first so many orders."""
+    for order in range(num):
+        window.arrive(f"{order:09d}")
+
+
 def trained_to(window: WindowPlanner, num_updates: int) -> WindowPlanner:
     """Consumes so many updates' groups, each as soon as it is issued."""
     for step in range(num_updates):
@@ -72,8 +78,7 @@ def test_full_queue_of_complete_groups_holds_tickets_back_and_is_counted_once_ea
     window = window_of(U=2, queue_groups=3)
     issue(window)
     issue(window)
-    for order in range(3):
-        window.arrive(f"{order:09d}")
+    arrive(window, 3)
     assert issue(window) == issue(window, num_unclaimed=1) == 0
     assert window.num_blocked == {"queue": 1}
     assert issue(window, num_unclaimed=2) == 0  # nothing is lacking, so nothing is held back
@@ -87,8 +92,7 @@ def test_full_queue_has_one_issued_for_one_that_is_trained_so_that_the_learner_n
     window = window_of(U=2, queue_groups=2)
     for _ in range(3):
         issue(window)
-    for order in range(4):
-        window.arrive(f"{order:09d}")
+    arrive(window, 4)
     assert issue(window) == 0
     for order in range(2):
         window.consume(f"{order:09d}")
@@ -101,8 +105,7 @@ def test_groups_that_came_while_nobody_looked_are_trained_before_more_is_issued_
     window = window_of(U=2, queue_groups=2, sequences=24)  # of 8 a group: three groups in service
     for _ in range(20):
         issue(window)
-    for order in range(40):
-        window.arrive(f"{order:09d}")
+    arrive(window, 40)
     issued_at = []
     for order in range(39):
         window.consume(f"{order:09d}")
@@ -116,8 +119,7 @@ def test_dropping_the_oldest_holds_nothing_back():
     window = window_of(U=2, when_full="drop_oldest")
     issue(window)
     issue(window)
-    for order in range(4):
-        window.arrive(f"{order:09d}")
+    arrive(window, 4)
     assert issue(window) == 2 and not window.num_blocked
 
 
