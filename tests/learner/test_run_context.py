@@ -90,12 +90,6 @@ def test_place_is_the_same_however_the_folder_is_named_and_another_where_another
     assert lock_owner(folder) != before
 
 
-def test_store_of_a_run_is_a_file_in_its_folder_unless_the_config_says_otherwise(tmp_path):
-    config = config_in(tmp_path / "run")
-    with contextlib.closing(open_run_store(config, tmp_path / "run")):
-        assert (tmp_path / "run" / "store.sqlite").is_file()
-
-
 def test_run_of_a_store_may_be_served_by_the_role_that_it_names(tmp_path, monkeypatch):
     created = []
     monkeypatch.setattr(learner_store, "create_run", lambda url, **fields: created.append((url, fields["actor_role"])))

@@ -58,39 +58,24 @@ def saved_steps(run) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("save_every", "wanted"),
+    ("when", "save_every", "step", "num_updates", "wanted"),
     [
-        (1, [4, 8, 12]),
-        (3, [4, 8, 12]),  # due at 3, 6, 9 and 12: at the first round's end after each
-        (4, [4, 8, 12]),
-        (5, [8, 12]),  # due at 5 and 10
-        (12, [12]),
-        (13, []),
+        ("round_end", 1, 0, 12, [4, 8, 12]),
+        ("round_end", 3, 0, 12, [4, 8, 12]),  # due at 3, 6, 9 and 12: at the first round's end after each
+        ("round_end", 4, 0, 12, [4, 8, 12]),
+        ("round_end", 5, 0, 12, [8, 12]),  # due at 5 and 10
+        ("round_end", 12, 0, 12, [12]),
+        ("round_end", 13, 0, 12, []),
+        ("round_end", 5, 8, 16, [12, 16]),  # a restart from a late save keeps the multiples of n
+        ("every", 1, 0, 12, [*range(1, 13)]),
+        ("every", 3, 0, 12, [3, 6, 9, 12]),
+        ("every", 5, 0, 12, [5, 10]),
+        ("every", 3, 7, 12, [9, 12]),
     ],
 )
-def test_is_save_due_by_rounds_only_at_the_first_rounds_end_after_every_n_steps(save_every, wanted):
-    run = run_of(when="round_end", save_every=save_every, num_updates=12)
+def test_is_save_due_every_n_steps_by_rounds_at_the_first_end_after_them(when, save_every, step, num_updates, wanted):
+    run = run_of(when=when, save_every=save_every, num_updates=num_updates, step=step, saved=step)
     assert saved_steps(run) == wanted
-
-
-@pytest.mark.parametrize("save_every", [1, 3, 5])
-def test_is_save_due_by_window_every_n_steps_wherever_rounds_end(save_every):
-    run = run_of(when="every", save_every=save_every, num_updates=12)
-    assert saved_steps(run) == list(range(save_every, 13, save_every))
-
-
-@pytest.mark.parametrize("when", ["every", "round_end"])
-def test_is_save_due_right_after_a_save_or_a_restart_is_not(when):
-    for step in range(8):
-        assert not is_save_due(run_of(when=when, num_updates=12, step=step, saved=step), ends_round=True)
-
-
-def test_is_save_due_after_a_restart_from_a_late_save_keeps_the_multiples_of_n():
-    assert saved_steps(run_of(when="round_end", step=8, saved=8, save_every=5, num_updates=16)) == [
-        12,
-        16,
-    ]
-    assert saved_steps(run_of(step=7, saved=7, save_every=3, num_updates=12)) == [9, 12]
 
 
 class Evaluations:

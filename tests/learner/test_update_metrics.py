@@ -69,14 +69,6 @@ def test_peak_memory_is_of_the_host_and_of_the_fullest_device_that_reports_it(mo
     assert peak_memory()["memory/device_peak_gib"] == 3
 
 
-def test_check_skipped_stops_after_so_many_in_a_row_and_not_before():
-    books = books_of(skipped=0)
-    for skipped in (1, 2, 3, 4, 4, 5, 6, 7, 8):  # four, a good one, four
-        update(books, skipped)
-    with pytest.raises(NotFiniteError, match="the last 5 updates, up to step 7, had a loss"):
-        update(books, 9)
-
-
 def test_check_skipped_counts_the_critics_steps_too():
     books = books_of(skipped=0)
     for skipped in range(1, 6):
@@ -192,16 +184,9 @@ def test_close_takes_the_slowest_live_actor_and_what_all_sampled_for_nothing():
         "actor/episode_failures/reply": 0.0,
         "actor/episode_failures/start": 0.0,
     }
-    row = update(books_of(beats=beats[:2]), 0)
-    assert {k: v for k, v in row.items() if k.startswith("actor/")} == {
-        "actor/discarded_tokens": 0.0,
-        "actor/verifier_failures": 0.0,
-        "actor/episode_failures": 0.0,
-        "actor/dropped_groups": 0.0,
-        "actor/judge_retries": 0.0,
-        "actor/judge_failures": 0.0,
-        **{f"actor/episode_failures/{kind}": 0.0 for kind in ("deadline", "crash", "exception", "reply", "start")},
-    }
+    nobody = {k: v for k, v in update(books_of(beats=beats[:2]), 0).items() if k.startswith("actor/")}
+    assert nobody == dict.fromkeys(nobody, 0.0) and len(nobody) == 11
+    assert not {"actor/pause_s", "actor/load_s", "actor/prefetch_s"} & nobody.keys()  # no update was seen
 
 
 def test_close_asks_the_stream_once_an_update_what_its_responses_earned():

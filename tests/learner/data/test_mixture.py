@@ -31,21 +31,6 @@ def test_pick_every_name_is_within_one_of_its_share_at_any_time(weights, count):
             assert abs(done[:n].count(name) - n * Fraction(weight) / whole) < 1 + OFF
 
 
-@given(weights=WHOLE.map(named), start=st.integers(0, 60))
-def test_pick_whole_weights_are_exact_over_as_many_picks_as_they_add_up_to(weights, start):
-    whole = sum(weights.values())
-    done = picks(weights, start * whole + whole)[start * whole :]
-    assert {name: done.count(name) for name in weights} == weights
-
-
-@given(weights=ANY.map(named), start=st.integers(0, 200), length=st.integers(1, 200))
-def test_pick_over_any_window_a_name_is_within_two_of_its_share(weights, start, length):
-    done = picks(weights, start + length)[start:]
-    whole = sum(map(Fraction, weights.values()))
-    for name, weight in weights.items():
-        assert abs(done.count(name) - length * Fraction(weight) / whole) < 2 + OFF
-
-
 @given(
     phases=st.lists(st.tuples(st.lists(st.integers(0, 5), min_size=4, max_size=4), st.integers(1, 40)), max_size=8),
     before=st.integers(0, 100),

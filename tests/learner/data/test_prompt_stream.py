@@ -82,16 +82,6 @@ def test_stream_killed_at_any_step_goes_on_alike_given_the_same_rewards(tokenize
     assert resumed.get_state() == stream.get_state()
 
 
-def test_file_stream_every_epoch_has_every_row_once_in_another_order(tokenizer, files):
-    stream, held_out, bad = load_prompts(one_file(files), tokenizer)
-    rows = {r["prompt"] for r in rows_of(40)}
-    train = sorted(q for q in rows if not is_held_out(q, 4))
-    assert bad == [] and {p.question for p in held_out} <= rows - set(train)
-    epochs = [take(stream, len(train)) for _ in range(3)]
-    assert [sorted(epoch) for epoch in epochs] == [train] * 3
-    assert len({tuple(epoch) for epoch in epochs}) == 3
-
-
 def test_mixture_each_file_is_gone_through_wholly_before_any_row_of_it_repeats(tokenizer, files):
     stream, _, _ = load_prompts(mixture(files), tokenizer)
     asked = [next(stream) for _ in range(400)]
@@ -103,13 +93,6 @@ def test_mixture_each_file_is_gone_through_wholly_before_any_row_of_it_repeats(t
         assert len({tuple(e) for e in epochs}) == len(epochs)
 
 
-def test_mixture_problems_come_in_proportion_to_the_weights(tokenizer, files):
-    stream, _, _ = load_prompts(mixture(files, weights=(3.0, 7.0, 10.0)), tokenizer)
-    for _ in range(5):
-        asked = [next(stream).source for _ in range(20)]
-        assert {name: asked.count(name) for name in ("a", "b", "made")} == {"a": 3, "b": 7, "made": 10}
-
-
 def test_mixture_order_does_not_depend_on_the_order_in_which_sources_are_named(tokenizer, files):
     config = mixture(files)
     turned = config_of(
@@ -117,15 +100,6 @@ def test_mixture_order_does_not_depend_on_the_order_in_which_sources_are_named(t
     )
     a, b = (take(load_prompts(c, tokenizer)[0], 50) for c in (config, turned))
     assert a == b
-
-
-def test_mixture_learnable_asks_more_of_what_is_solved_half_the_time(tokenizer, files):
-    stream, _, _ = load_prompts(mixture(files, weights=(1.0, 1.0, 1.0), curriculum="learnable"), tokenizer)
-    for name, reward in (("a", 0.5), ("b", 0.0), ("made", 0.9)):
-        stream.observe(name, reward)
-    asked = [next(stream).source for _ in range(146)]
-    # 1 : 0.1 (the floor) : 0.36
-    assert {name: asked.count(name) for name in ("a", "b", "made")} == {"a": 100, "b": 10, "made": 36}
 
 
 def test_mixture_stages_ask_the_later_ones_once_the_first_are_passed(tokenizer, files):

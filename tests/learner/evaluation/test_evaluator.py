@@ -121,32 +121,25 @@ def due_steps(how, *, num_updates, publish_every=1, first=0, last=None):
 
 
 @pytest.mark.parametrize(
-    ("every", "num_updates", "wanted"),
+    ("every", "run", "wanted"),
     [
-        (4, 10, [0, 4, 8, 10]),
-        (5, 10, [0, 5, 10]),  # the end is a multiple too: once
-        (20, 10, [0, 10]),
-        (0, 10, [0, 10]),  # only at the start and the end
-        (1, 3, [0, 1, 2, 3]),
+        (4, dict(num_updates=10), [0, 4, 8, 10]),
+        (5, dict(num_updates=10), [0, 5, 10]),  # the end is a multiple too: once
+        (20, dict(num_updates=10), [0, 10]),
+        (0, dict(num_updates=10), [0, 10]),  # only at the start and the end
+        (1, dict(num_updates=3), [0, 1, 2, 3]),
+        (4, dict(num_updates=13, publish_every=3), [0, 6, 9, 12, 13]),  # due at 4, 8 and 12: at the next publish
+        (4, dict(num_updates=10, first=6, last=6), [8, 10]),  # after a restart
     ],
 )
-def test_is_due_at_the_start_every_n_steps_and_at_the_end(every, num_updates, wanted):
-    assert due_steps(EvaluationSet(every_n_steps=every), num_updates=num_updates) == wanted
-
-
-def test_is_due_between_publishes_waits_for_the_next_publish():
-    # Due at 4, 8 and 12; weights are published at 0, 3, 6, 9, 12 and the end.
-    assert due_steps(EvaluationSet(every_n_steps=4), num_updates=13, publish_every=3) == [0, 6, 9, 12, 13]
+def test_is_due_at_the_start_every_n_steps_and_at_the_end(every, run, wanted):
+    assert due_steps(EvaluationSet(every_n_steps=every), **run) == wanted
 
 
 @pytest.mark.parametrize("every", [0, 1, 4])
 def test_is_due_twice_at_a_step_is_not(every):
     for step in range(11):
         assert not is_due(EvaluationSet(every_n_steps=every), step=step, last=step, num_updates=10)
-
-
-def test_is_due_after_a_restart_goes_on_from_the_last_row():
-    assert due_steps(EvaluationSet(every_n_steps=4), num_updates=10, first=6, last=6) == [8, 10]
 
 
 def test_sets_are_asked_apart_each_at_its_own_steps_and_as_it_says(start):

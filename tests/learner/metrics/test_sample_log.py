@@ -36,11 +36,6 @@ def write(file, steps, *, restored=0, config=None, **fields):
     return written
 
 
-def test_log_has_a_line_a_group_in_order_when_it_is_closed(tmp_path):
-    write(tmp_path / "s.jsonl", [1, 2, 3])
-    assert [(r["step"], r["ticket"]) for r in rows(tmp_path / "s.jsonl")] == [(1, "g1"), (2, "g2"), (3, "g3")]
-
-
 def test_restarted_learner_drops_what_it_went_back_behind_and_has_each_step_once(tmp_path):
     file = tmp_path / "s.jsonl"
     write(file, [1, 2, 3, 4])

@@ -10,7 +10,6 @@ from learner.metrics.sample_record import (
     evaluated_record,
     text_of,
     trained_record,
-    turn_starts,
 )
 from tests.bridge.factories import make_group, make_rollout, make_ticket
 
@@ -99,11 +98,6 @@ def test_long_texts_are_cut_in_their_middle_and_few_of_many_tokens_are_decoded()
 
     text = text_of(np.zeros(100_000, np.int32), counting, 200)
     assert asked == [100, 100] and "100000 tokens" in text and len(text) < 300
-
-
-def test_turns_start_where_sampled_and_observed_change():
-    assert turn_starts(np.array([True, True, False, False, True])) == [0, 2, 4]
-    assert turn_starts(np.array([True])) == [0]
 
 
 def test_an_episode_of_very_many_turns_keeps_both_ends():

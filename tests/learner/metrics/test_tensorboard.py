@@ -25,12 +25,6 @@ def scalars(folder, name):
     return [(e.step, e.value) for e in shown(folder).Scalars(name)]
 
 
-def test_rows_are_shown_by_their_metrics_names(tmp_path):
-    write(tmp_path, [1, 2])
-    assert scalars(tmp_path, "loss") == [(1, 0.5), (2, 0.5)]
-    assert scalars(tmp_path, "rewards/my_judges.style:score") == [(1, 0.25), (2, 0.25)]
-
-
 def test_values_stand_at_the_time_at_which_their_row_was_written(tmp_path):
     board = TensorBoardSink(tmp_path / "board", restored_step=0, incarnation=0, about=table())
     times = iter([1.5e9, 1.5e9 + 60.25])
