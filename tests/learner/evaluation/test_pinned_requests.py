@@ -39,11 +39,17 @@ def ask(pinned, count=2, *, version=V3):
     pinned.start(problems(count), Sampling(max_tokens=4), version=version, round=0)
 
 
+def requested(kind, store, *weights, count=2, on_wait=None, **how):
+    """An actor that serves by these weights, and requests that wait for it."""
+    actor = Actor(store, *weights)
+    pinned = PinnedRequests(kind, store, on_wait=on_wait or actor, **how)
+    ask(pinned, count)
+    return actor, pinned
+
+
 def test_settle_waits_for_all_and_returns_them_in_order(store):
     store.put_tickets([make_ticket("train-0", order=0)])  # a training ticket never comes before a pinned one
-    actor = Actor(store, (1, 3, 3))
-    pinned = PinnedRequests("eval", store, on_wait=actor)
-    ask(pinned, 3)
+    actor, pinned = requested("eval", store, (1, 3, 3), count=3)
     assert pinned.version == V3
     groups = pinned.wait()
     assert [g.prompt_tokens[0] for g in groups] == [0, 1, 2]
@@ -97,9 +103,7 @@ def test_poll_gives_up_what_an_actor_made_before_it_was_fenced(store):
     ],
 )
 def test_settle_group_of_other_weights_is_asked_for_again(store, other):
-    actor = Actor(store, other, (1, 3, 3))
-    pinned = PinnedRequests("probe", store, on_wait=actor)
-    ask(pinned, 2)
+    actor, pinned = requested("probe", store, other, (1, 3, 3))
     groups = pinned.wait()
     assert len(actor.served) == 3 and len(set(actor.served)) == 2
     assert {(g.incarnation, g.min_step, g.max_step) for g in groups} == {(1, 3, 3)}
@@ -108,18 +112,14 @@ def test_settle_group_of_other_weights_is_asked_for_again(store, other):
 
 @pytest.mark.parametrize("other", [(1, 2, 4), (0, 3, 4), (2, 4, 4)])
 def test_in_flight_newer_weights_do_older_and_abandoned_ones_do_not(store, other):
-    actor = Actor(store, other, (1, 3, 3), (1, 3, 5))
-    pinned = PinnedRequests("eval", store, on_wait=actor, is_exact=False)
-    ask(pinned, 2)
+    actor, pinned = requested("eval", store, other, (1, 3, 3), (1, 3, 5), is_exact=False)
     groups = pinned.wait()
     assert len(actor.served) == 3 and store.counts()["reissued"] == 1
     assert (min(g.min_step for g in groups), max(g.max_step for g in groups)) == (3, 5)
 
 
 def test_poll_takes_in_what_is_there_and_waits_for_nothing(store):
-    actor = Actor(store, (1, 3, 3))
-    pinned = PinnedRequests("eval", store, on_wait=lambda: pytest.fail("it waited"))
-    ask(pinned, 2)
+    actor, pinned = requested("eval", store, (1, 3, 3), on_wait=lambda: pytest.fail("it waited"))
     assert not pinned.poll()
     actor()
     assert not pinned.poll()
@@ -128,9 +128,7 @@ def test_poll_takes_in_what_is_there_and_waits_for_nothing(store):
 
 
 def test_groups_that_are_awaited_are_still_to_be_accepted(store):
-    actor = Actor(store, (1, 3, 3))
-    pinned = PinnedRequests("probe", store, on_wait=actor)
-    ask(pinned)
+    actor, pinned = requested("probe", store, (1, 3, 3))
     pinned.await_groups()
     assert len(actor.served) == 2
     seen = []
@@ -145,9 +143,7 @@ def test_group_of_other_weights_does_not_count_as_arrived(store):
     def waits():
         raise WaitsError
 
-    actor = Actor(store, (0, 3, 3))
-    pinned = PinnedRequests("probe", store, on_wait=waits)
-    ask(pinned, 1)
+    actor, pinned = requested("probe", store, (0, 3, 3), count=1, on_wait=waits)
     actor()
     with pytest.raises(WaitsError):
         pinned.await_groups()
@@ -163,9 +159,7 @@ def test_ticket_that_no_actor_can_complete_is_not_awaited(store):
 
 
 def test_settle_group_that_is_not_accepted_is_asked_for_again(store):
-    actor = Actor(store, (1, 3, 3))
-    pinned = PinnedRequests("probe", store, on_wait=actor)
-    ask(pinned, 2)
+    actor, pinned = requested("probe", store, (1, 3, 3))
     answers = iter([False, True, False, True])
     groups = pinned.wait(lambda group, ticket: ticket.id == group.ticket_id and next(answers))
     assert len(groups) == 2 and len(actor.served) == 4
@@ -173,9 +167,7 @@ def test_settle_group_that_is_not_accepted_is_asked_for_again(store):
 
 
 def test_settle_twice_the_second_version_does_not_see_the_firsts_groups(store):
-    actor = Actor(store, (1, 3, 3), (1, 3, 3), (1, 4, 4))
-    pinned = PinnedRequests("eval", store, on_wait=actor)
-    ask(pinned, 2)
+    actor, pinned = requested("eval", store, (1, 3, 3), (1, 3, 3), (1, 4, 4))
     first = pinned.wait()
     ask(pinned, 2, version=Version(incarnation=1, step=4))
     second = pinned.wait()

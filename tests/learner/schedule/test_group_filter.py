@@ -1,7 +1,6 @@
 """Arrivals in a real store: races end, prompts without signal are replaced, nothing is trained under another's id."""
 
 import dataclasses
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,20 +12,18 @@ from learner.metrics.sample_record import SamplePick
 from learner.metrics.step_metrics import RewardMetrics
 from learner.schedule.group_filter import MAX_REFUSED_PER_TICKET
 from learner.schedule.group_validation import MAX_REFUSED_IN_A_ROW
-from learner.schedule.rollout_stream import RolloutStream, consume
-from learner.schedule.ticket_ledger import training_sampling
+from learner.schedule.rollout_stream import consume
 from learner.update.auto_shape import AutoShape
 from tests.bridge.factories import make_group, make_rollout
-from tests.learner.schedule.fakes import Marks, Problems, Sourced
+from tests.learner.schedule.fakes import Problems, Sourced
+from tests.learner.schedule.stream_learner import K, Learner
 
-K = 2
 NO_PENALTY = sections.LossConfig()
 NO_PROMPTS = sections.PromptsConfig()
 
 
-class Desk:
-    def __init__(self, store, *, R=2, loss=NO_PENALTY, prompts=NO_PROMPTS, problems=None, incarnation=0, **rounds):
-        self.prompts = problems or Problems()
+class Desk(Learner):
+    def __init__(self, store, *, R=2, loss=NO_PENALTY, prompts=NO_PROMPTS, problems=None, step=0, **rounds):
         self.config = schema.Config(
             preset="test",
             run=sections.RunConfig(num_updates=1),
@@ -34,19 +31,9 @@ class Desk:
             loss=loss,
             prompts=prompts,
         )
-        self.store = store
-        timeline: Any = Marks()
-        stream = RolloutStream(
-            self.config,
-            store=store,
-            prompts=self.prompts,
-            sampling=training_sampling(self.config, ()),
-            timeline=timeline,
-            incarnation=incarnation,
-            vocab_size=1000,
-        )
-        self.planner, self.group_filter = stream.planner, stream.group_filter
-        self.store.put_tickets(self.planner.issue(step=0))
+        super().__init__(store, self.config, prompts=problems or Problems(), step=step)
+        self.planner, self.group_filter = self.stream.planner, self.stream.group_filter
+        store.put_tickets(self.planner.issue(step=0))
 
     def arrive(self, order, rewards=(0.0, 1.0), **fields):
         ticket = self.planner.ticket(f"{order:09d}")
@@ -161,11 +148,10 @@ def test_group_of_an_abandoned_future_is_that_and_not_of_a_future_version(store)
 
 def test_group_with_abandoned_tokens_behind_newer_ones_is_kept_out(store):
     """0:4 and 0:5, after which a learner went back to 3, then 1:5 of the next one."""
-    store.record_restore(0, 0)
-    store.record_restore(1, 3)
+    store.acquire_leadership("here", lease_s=60)
     rollouts = tuple(make_rollout(4, token_versions=np.array([4, 4, 5, 5], np.int32)) for _ in range(K))
     older = (Version(incarnation=0, step=5),)
-    desk = Desk(store, incarnation=1)
+    desk = Desk(store, step=3)
     desk.group_filter.step = 5
     assert desk.arrive(0, rollouts=rollouts, incarnation=1, older_versions=older) == "abandoned"
     assert desk.arrive(1, rollouts=rollouts, incarnation=1, older_versions=(Version(incarnation=0, step=3),)) is None

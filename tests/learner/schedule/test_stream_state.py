@@ -169,19 +169,6 @@ def test_ticket_that_nobody_could_make_a_group_for_gets_another_prompt(store):
     assert learner.prompts.next == 5 and store.failed() == {}
 
 
-def test_end_round_tells_the_rounds_times_and_starts_the_next_one(store):
-    learner = Learner(store, config_of(updates=8))
-    learner.train(2)
-    start = learner.stream.clock.rollout_start_s
-    assert start is not None
-    learner.stream.clock.trained(start + 3.0, start + 4.0)
-    metrics = learner.stream.end_round()
-    assert metrics["round/first_group_s"] == pytest.approx(3.0)
-    assert metrics["round/rollout_to_train_end_s"] == pytest.approx(4.0)
-    assert (metrics["round/is_long"], metrics["round/long_queue"]) == (0.0, 0)
-    assert learner.stream.clock.rollout_start_s is None
-
-
 def test_width_of_the_frontier_is_chosen_at_a_rounds_end_and_kept_by_a_learner_that_resumes(store, monkeypatch):
     monkeypatch.setattr(frontier_width, "REPORT_WAIT_S", 0.0)  # the actor reports before
     config = dataclasses.replace(config_of(updates=8), admission=sections.AdmissionConfig(policy="frontier"))
@@ -224,7 +211,9 @@ def test_restarted_window_whose_tickets_are_all_out_ends_its_rounds(store):
     start = after.stream.clock.rollout_start_s
     assert start is not None
     after.stream.trained(start, start + 1.0)
-    assert after.stream.end_round()["round/rollout_to_train_end_s"] == pytest.approx(1.0)
+    metrics = after.stream.end_round()
+    assert metrics["round/rollout_to_train_end_s"] == pytest.approx(1.0)
+    assert (metrics["round/is_long"], metrics["round/long_queue"]) == (0.0, 0)
 
 
 def test_dispatch_is_told_from_the_one_that_fills_its_update(store):
