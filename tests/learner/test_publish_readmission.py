@@ -120,13 +120,6 @@ def test_half_a_probe_lets_nobody_in(s):
     assert s.fenced_actors == set()
 
 
-def test_probe_is_for_the_fenced_actor_alone(s):
-    s.beat("good")
-    s.suspect("bad")
-    s.look()
-    assert s.claim("good") == []
-
-
 @pytest.mark.parametrize("off", [BOUND * 1.01, float("nan")])
 def test_actor_that_stays_off_is_asked_a_bounded_number_of_times_and_then_stays_out(s, off):
     s.suspect("bad")

@@ -164,11 +164,6 @@ def test_open_file_missing_or_foreign_is_refused(tmp_path, tokenizer):
             open_one(config_of(path=str(tmp_path / path)), tokenizer)
 
 
-def test_open_file_holds_out_no_more_than_asked(tmp_path, tokenizer):
-    config = config_of(path=jsonl(tmp_path, rows_of(100)), held_out_one_in=2, num_problems=3)
-    assert len(open_one(config, tokenizer).held_out) == 3
-
-
 def test_open_file_that_changes_while_it_is_read_is_an_error(tmp_path, tokenizer):
     path = jsonl(tmp_path, rows_of(20))
     opened = open_one(config_of(path=path, num_problems=0), tokenizer)
@@ -176,12 +171,6 @@ def test_open_file_that_changes_while_it_is_read_is_an_error(tmp_path, tokenizer
         file.write("{torn")
     with pytest.raises(ValueError, match="row 1 of .* changed while the run read it: not JSON"):
         _ = opened.problems[0]
-
-
-def test_open_file_without_evaluation_wants_no_held_out_problems(tokenizer, tmp_path):
-    rows = [r for r in rows_of(40) if not is_held_out(r["prompt"], 10)][:5]  # a file that leaves none to hold out
-    opened = open_one(config_of(path=jsonl(tmp_path, rows), num_problems=0), tokenizer)
-    assert trained(opened) == [r["prompt"] for r in rows] and opened.held_out == () and opened.bad == ()
 
 
 def test_open_task_held_out_is_distinct_and_the_same_for_every_seed(tokenizer):

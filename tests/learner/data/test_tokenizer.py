@@ -33,13 +33,6 @@ def test_encode_adds_nothing_and_decode_leaves_nothing_out(folder):
     assert tokenizer.encode("").shape == (0,)
 
 
-def test_load_special_tokens_and_stop_ids(folder):
-    tokenizer = load(folder)
-    assert tokenizer.chat.special_tokens == {"pad_token": "<pad>", "eos_token": "<eos>"}
-    assert tokenizer.stop_token_ids == (EOS,)
-    assert tokenizer.chat.source == ""
-
-
 def test_load_stop_ids_are_those_of_all_files_together(folder):
     edit(folder / "config.json", eos_token_id=3)
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 5, 3]}))

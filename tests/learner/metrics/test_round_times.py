@@ -25,8 +25,8 @@ def test_finish_gives_the_papers_ratios():
     )
 
 
-def one_round(clock, *trained):
-    clock.rollout_started(0.0)
+def one_round(clock, *trained, start_s=0.0):
+    clock.rollout_started(start_s)
     clock.dispatched(trained[0][0], fills_update=True)
     for start_s, end_s in trained:
         clock.trained(start_s, end_s)
@@ -40,9 +40,7 @@ def test_publish_after_the_last_step_is_not_the_rounds():
     metrics = clock.finish()
     assert metrics["round/rollout_to_train_end_s"] == pytest.approx(2.0)
     assert metrics["round/waiting_ratio"] == pytest.approx(0.5)
-    clock.rollout_started(5.0)
-    clock.dispatched(6.0, fills_update=True)
-    clock.trained(6.0, 7.0)
+    one_round(clock, (6.0, 7.0), start_s=5.0)
     assert clock.finish()["round/waiting_ratio"] == pytest.approx(0.5)  # nothing of it is left over
 
 
@@ -51,18 +49,14 @@ def test_save_between_two_rounds_and_the_first_publish_are_no_rounds():
     clock = WaitingRatios()
     for start_s in (3.0, 12.0):
         clock.exclude(3.0)
-        clock.rollout_started(start_s)
-        clock.dispatched(start_s + 3, fills_update=True)
-        clock.trained(start_s + 3, start_s + 6)
+        one_round(clock, (start_s + 3, start_s + 6), start_s=start_s)
         metrics = clock.finish()
         assert (metrics["round/waiting_ratio"], metrics["round/first_group_s"]) == pytest.approx((0.5, 3.0))
 
 
 def test_publish_between_two_steps_is_neither_wait_nor_compute():
     clock = WaitingRatios()
-    clock.rollout_started(0.0)
-    clock.dispatched(1.0, fills_update=True)
-    clock.trained(1.0, 2.0)
+    one_round(clock, (1.0, 2.0))
     clock.exclude(3.0)
     clock.trained(6.0, 7.0)  # published until 5 s, then waited for a second
     metrics = clock.finish()
