@@ -130,16 +130,11 @@ def due_steps(how, *, num_updates, publish_every=1, first=0, last=None):
         (1, dict(num_updates=3), [0, 1, 2, 3]),
         (4, dict(num_updates=13, publish_every=3), [0, 6, 9, 12, 13]),  # due at 4, 8 and 12: at the next publish
         (4, dict(num_updates=10, first=6, last=6), [8, 10]),  # after a restart
+        (0, dict(num_updates=10, first=10, last=10), []),  # after the last evaluation
     ],
 )
 def test_is_due_at_the_start_every_n_steps_and_at_the_end(every, run, wanted):
     assert due_steps(EvaluationSet(every_n_steps=every), **run) == wanted
-
-
-@pytest.mark.parametrize("every", [0, 1, 4])
-def test_is_due_twice_at_a_step_is_not(every):
-    for step in range(11):
-        assert not is_due(EvaluationSet(every_n_steps=every), step=step, last=step, num_updates=10)
 
 
 def test_sets_are_asked_apart_each_at_its_own_steps_and_as_it_says(start):

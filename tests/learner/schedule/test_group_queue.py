@@ -88,27 +88,6 @@ def open_ids(store):
     return sorted(t.id for t in store.claim("somebody", limit=100, lease_s=60))
 
 
-def test_next_hands_out_in_order_of_arrival_not_of_submission(trainer):
-    queue = trainer.queue()
-    trainer.put(*"cab")
-    assert ids(next(queue) + next(queue)) == ["c", "a"]
-    trainer.put("f")
-    assert ids(next(queue) + next(queue)) == ["b", "f"]
-
-
-@pytest.mark.heavy
-def test_next_without_groups_calls_while_waiting_until_one_is_there(trainer):
-    calls = []
-
-    def on_wait():
-        calls.append(len(calls))
-        if len(calls) == 3:
-            trainer.put("d")
-
-    assert ids(next(trainer.queue(on_wait=on_wait))) == ["d"]
-    assert calls == [0, 1, 2]
-
-
 def test_next_is_woken_by_a_group_and_does_not_look_for_it(trainer, monkeypatch):
     monkeypatch.setattr(group_queue, "LOOK_S", 1000.0)
     waits = threading.Event()
