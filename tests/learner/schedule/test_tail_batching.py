@@ -70,12 +70,15 @@ def max_rounds_deferred(rounds) -> int:
 
 @given(R=st.integers(1, 9), eta=ETAS, seed=st.integers(0, 999))
 def test_every_round_trains_r_groups_and_losers_come_back_in_long_rounds(R, eta, seed):
-    planner, rng = planner_of(config_of(R, eta_prompts=eta)), random.Random(seed)
+    planner, rng = planner_of(config_of(R, eta_prompts=eta, eta_samples=1.5)), random.Random(seed)
     waiting, trained = [], collections.Counter()
-    for _ in range(30):
+    for n in range(30):
         expected_long = len(waiting) >= R
-        winners, losers = play_round(planner, rng)
+        winners, losers = play_round(planner, rng, step=n)
         assert len(winners) == R and planner.round_is_long == expected_long
+        # Long rounds race no samples.
+        num_requests = 4 if expected_long else 6
+        assert {(t.num_requests, t.round, t.min_version.step) for t in winners} == {(num_requests, n, n)}
         if expected_long:
             # The oldest R, and nobody else; none of them may lose.
             assert sorted(map(prompt, winners)) == sorted(waiting[:R]) and not losers
@@ -112,23 +115,6 @@ def test_round_closes_at_the_rth_arrival_before_anything_is_trained():
     with pytest.raises(KeyError):
         planner.arrive(tickets[2].id)
     assert planner.arrive(tickets[0].id) == []  # served again: the round is closed already
-
-
-def test_short_rounds_race_samples_and_long_ones_do_not():
-    planner, rng = planner_of(config_of(4, eta_prompts=2.0, eta_samples=1.5)), random.Random(0)
-    assert {(t.num_samples, t.num_requests) for t in planner.issue(step=0)} == {(4, 6)}
-    play_round_of_open(planner, rng)
-    long = planner.issue(step=1)
-    assert planner.round_is_long
-    assert {(t.num_samples, t.num_requests, t.min_version.step, t.round) for t in long} == {(4, 4, 1, 1)}
-    assert [t.order for t in long] == [8, 9, 10, 11]
-
-
-def play_round_of_open(planner, rng):
-    for ticket in rng.sample(planner.open_tickets, planner.num_left_in_round):
-        planner.arrive(ticket.id)
-    for ticket in planner.open_tickets:
-        planner.consume(ticket.id)
 
 
 def test_state_between_rounds_gives_the_same_future():
