@@ -239,8 +239,10 @@ def test_actor_fenced_for_good_is_probed_again_once_it_is_on_probation_and_alive
     s.look()
     with pytest.raises(FencedError):
         s.claim("bad")
-    # The operator's word, as `launch.tools.runs --unfence` writes it; and the new process is clean.
+    # The operator's word, as `launch.tools.runs --unfence` writes it; its tries are counted anew.
     s.store.fence("bad", "on probation: off by 2")
+    s.probe("bad")
+    assert not (s.store.fenced("bad") or "").startswith(PERMANENT)
     s.off = 0.0
     s.probe("bad")
     assert s.fenced_actors == set() and s.store.fenced("bad") is None
