@@ -239,8 +239,8 @@ class DeploySettings:
             wanted["actors"] = (self.actors, ACTORS)
         elif unused := [f"--{flag}" for flag, value in elsewhere.items() if value]:
             raise ValueError(
-                f"{', '.join(unused)}: no effect with --one_node, whose engines run beside the learner; set their GPU "
-                "kind with --learner and their number with actor.num_engines"
+                f"{', '.join(unused)}: no effect with --one_node, whose engines run on the learner's node; set their "
+                "GPU kind with --learner and their number with actor.num_engines"
             )
         for flag, (value, choices) in wanted.items():
             if value not in choices:
