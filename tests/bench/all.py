@@ -1,21 +1,24 @@
-"""Runs benches one after another, and writes docs/results.md from the stored results.
+"""Runs benches one after another, and writes docs/results.md and its figure from the stored results.
 
-python -m tests.bench.all NAME...     runs these benches, then writes the page
-python -m tests.bench.all --report    writes the page only
+python -m tests.bench.all NAME...     runs these benches, then writes page and figure
+python -m tests.bench.all --report    writes these only
 """
 
 import subprocess
 import sys
+from typing import Any
 
 from absl import app, flags
 
-from tests.bench.harness import page
+from tests.bench.harness import figure, page
 from tests.bench.harness.benches import BENCHES, SECTIONS, Bench
 from tests.bench.harness.code import PROJECT
+from tests.bench.harness.estimates import mean
 from tests.bench.headlines import HEADLINES, Headline
 
-_REPORT = flags.DEFINE_bool("report", False, "Writes docs/results.md only.")
+_REPORT = flags.DEFINE_bool("report", False, "Writes docs/results.md and its figure only.")
 PAGE = PROJECT / "docs" / "results.md"
+FIGURE = PAGE.with_name("images") / "headlines.png"
 _HEAD = """---
 title: Results
 description: One row per benchmark with its question, main number, hardware, date and commit.
@@ -37,6 +40,7 @@ def markdown() -> str:
     """Returns docs/results.md."""
     columns = {c: f"{{{c}}}" for c in ("Headline", "Paper", "Ours", "Opponent", "Met")}
     parts = [_HEAD + "\n" + page.table(columns, [_headline_row(h) for h in HEADLINES])]
+    parts.append(f"![Headlines and presets](images/{FIGURE.name})")
     columns = {c: f"{{{c}}}" for c in ("Result", "Question", "Main number", "Hardware", "Date, commit")}
     for section, benches in SECTIONS.items():
         rows = [_bench_row(bench) for bench in benches if bench.made or bench.stored() is not None]
@@ -65,15 +69,38 @@ def _bench_row(bench: Bench) -> dict[str, str]:
 
 
 def _headline_row(headline: Headline) -> dict[str, str]:
-    bench = BENCHES[headline.bench]
-    whole = bench.stored()
+    whole = _fresh(headline.bench)
     row = {"Headline": headline.name, "Paper": headline.paper, "Opponent": headline.opponent}
-    if whole is None or bench.is_outdated(whole) or (value := whole["values"].get(headline.key)) is None:
+    if whole is None or (value := whole["values"].get(headline.key)) is None:
         return row | {"Ours": "-", "Met": "not measured on this code"}
     aim = whole["aims"][headline.key]
     reason = f"; {headline.reason}" if headline.reason and not aim["met"] else ""
     ours = page.number(value) + page.interval(aim.get("interval"))
     return row | {"Ours": ours, "Met": f"{page.met(aim)}{reason}"}
+
+
+def panels() -> dict[str, list[figure.Point]]:
+    """Returns what the figure shows: headlines by unit, and each preset's late held-out reward less serial's."""
+    found: dict[str, list[figure.Point]] = {}
+    for headline in HEADLINES:
+        if (whole := _fresh(headline.bench)) is not None and headline.key in whole["aims"]:
+            value, aim = whole["values"][headline.key], whole["aims"][headline.key]
+            point = figure.Point(headline.name, value, aim.get("interval"), aim["aim"], aim["met"])
+            found.setdefault(headline.unit, []).append(point)
+    values = (_fresh("presets") or {"values": {}})["values"]
+    for key in sorted(k for k in values if k.endswith("_minus_serial")):
+        preset = key.removesuffix("_minus_serial")
+        seeds = [k.removeprefix("late_serial_") for k in values if k.startswith("late_serial_")]
+        each = mean([values[f"late_{preset}_{s}"] - values[f"late_serial_{s}"] for s in seeds])
+        point = figure.Point(preset, each.value, (each.low, each.high), 0.0, each.high >= 0.0)
+        found.setdefault("late held-out reward less serial's", []).append(point)
+    return found
+
+
+def _fresh(name: str) -> dict[str, Any] | None:
+    """Returns a bench's stored result, or None if there is none of this code."""
+    whole = BENCHES[name].stored()
+    return None if whole is None or BENCHES[name].is_outdated(whole) else whole
 
 
 def main(argv: list[str]) -> None:
@@ -89,6 +116,7 @@ def main(argv: list[str]) -> None:
         if subprocess.run([sys.executable, "-m", module], cwd=PROJECT).returncode != 0:
             failed.append(name)
     PAGE.write_text(markdown())
+    figure.points(FIGURE, panels())
     if failed:
         raise SystemExit(f"failed: {', '.join(failed)}")
 

@@ -15,6 +15,8 @@ class Headline:
     """Value of the bench's JSON that has an aim there."""
     opponent: str
     """What the gain is over."""
+    unit: str = "times as fast"
+    """What the number counts; headlines of one unit share a panel of the figure."""
     reason: str = ""
     """Measured cause, where the aim is missed."""
 
@@ -25,6 +27,7 @@ HEADLINES = (
         paper="-42.3% at best (RolloutPipe, section 5.2)",
         bench="overlap",
         key="reduction_pct_R96_rolloutpipe",
+        unit="% less time per round",
         opponent="serial, the same compute",
         reason="within an error of 7: the learner computes 5.75 s a round beside a working engine, 10% more than "
         "serial's 5.20 beside an idle one; at equal computation it would be 45",
@@ -34,6 +37,7 @@ HEADLINES = (
         paper="2.5% at least (RolloutPipe, section 5.2)",
         bench="overlap",
         key="min_fgd_over_cgp_pct",
+        unit="% less time per round",
         opponent="CGP",
         reason="six of nine are at or below 0, all within their errors; the lowest is the engine of 8 places at R = 96 "
         "(-24 to +11), whose places a frontier of three groups fills as CGP does, since engines start the first groups "
@@ -49,7 +53,7 @@ HEADLINES = (
         "that over-provisioning adds cost what it saves, and a long round takes 2.8 times as long as serial's",
     ),
     Headline(
-        name="The same with an engine of the paper's speeds, paced",
+        name="Tail batching at 32x, engine paced at the paper's speeds",
         paper="2.21 (RollPacker, Table 2)",
         bench="paced",
         key="tokens_speedup_tail_32x",
@@ -84,7 +88,7 @@ HEADLINES = (
         reason="as above: the ideal opponent loses nothing to rounds that drain",
     ),
     Headline(
-        name="The same with an engine of the paper's speeds, paced",
+        name="In-flight updates, lag of 16 or more, engine paced",
         paper="1.57 at g_max = 133 (PipelineRL, appendix A.4)",
         bench="inflight",
         key="tokens_per_s_ratio_ideal_paced",
@@ -101,7 +105,7 @@ HEADLINES = (
         "at alpha = 2, 26% in the synchronous run (2026-11-29)",
     ),
     Headline(
-        name="The same with engines of the paper's speeds, paced",
+        name="Async ratio alpha = 2, engines paced at the paper's speeds",
         paper="2.24 (ROLL Flash, RLVR)",
         bench="paced",
         key="tokens_speedup_alpha_2",
@@ -136,6 +140,7 @@ HEADLINES = (
         paper="at most 0.05",
         bench="rewards",
         key="exposed_share",
+        unit="share or error, less is better",
         opponent="none",
         reason="running one answer takes 0.08 s of CPU, and most of the 256 of a short round end within 7 s: the queue "
         "for both cores adds 0.8 to 2.3 s to its 16 s; 0.03 in long rounds, and 0.047 of a whole step with its "
@@ -146,6 +151,7 @@ HEADLINES = (
         paper="at most 10% (ours)",
         bench="planner",
         key="max_rel_error_real",
+        unit="share or error, less is better",
         opponent="measured runs",
         reason="in-flight updates with H = 32 are predicted 27 to 34% too fast, for a cause that is not known; all "
         "others that count here within 20%: actor and engine share a core, which no term of the model has",

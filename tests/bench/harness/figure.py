@@ -1,5 +1,6 @@
 """Figures of the benches: bar charts side by side, and curves of rewards."""
 
+import dataclasses
 import itertools
 import pathlib
 import re
@@ -41,6 +42,37 @@ def curves(file: pathlib.Path, lines: Mapping[str, Sequence[Sequence[tuple[int, 
     axis.grid(alpha=0.3)
     axis.legend(loc="lower right", frameon=False)
     fig.savefig(file, dpi=130)
+    plt.close(fig)
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """A number with its 95% interval and its aim."""
+
+    name: str
+    value: float
+    interval: Sequence[float] | None
+    aim: float
+    is_met: bool
+
+
+def points(file: pathlib.Path, panels: Mapping[str, Sequence[Point]]) -> None:
+    """Writes a PNG with a panel for each unit, below each other: numbers with intervals, and a bar at each aim."""
+    plt = pyplot()
+    rows = [len(panel) for panel in panels.values()]
+    size = (9.6, 0.34 * sum(rows) + 0.75 * len(rows))
+    fig, axes = plt.subplots(len(rows), 1, figsize=size, layout="constrained", squeeze=False, height_ratios=rows)
+    for axis, (unit, panel) in zip(axes[:, 0], panels.items(), strict=True):
+        for y, point in enumerate(panel):
+            low, high = point.interval or (point.value, point.value)
+            axis.plot([low, high], [y, y], color=COLORS[2 if point.is_met else 3], linewidth=2)
+            axis.plot(point.value, y, "o", color=COLORS[2 if point.is_met else 3])
+            axis.plot(point.aim, y, "|", color="black", markersize=13, markeredgewidth=2)
+        axis.set_yticks(range(len(panel)), [point.name for point in panel], fontsize=8)
+        axis.set_ylim(len(panel) - 0.5, -0.5)
+        axis.set_title(f"{unit} (black: aim; green: met; red: not met)", fontsize=9, loc="left")
+        axis.grid(axis="x", alpha=0.3)
+    fig.savefig(file, dpi=110)
     plt.close(fig)
 
 

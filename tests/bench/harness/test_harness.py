@@ -19,6 +19,7 @@ from tests.bench.harness import estimates, machine, page, result, runs, sessions
 from tests.bench.harness.benches import BENCHES, Bench
 from tests.bench.harness.code import code_hash
 from tests.bench.harness.estimates import Estimate
+from tests.bench.harness.figure import Point
 from tests.bench.harness.turns import in_turns
 from tests.bench.headlines import HEADLINES
 from tests.bench.rig.session import Session
@@ -156,6 +157,8 @@ def test_outdated_result_claims_nothing(is_outdated, monkeypatch):
     monkeypatch.setattr(Bench, "stored", lambda self: whole if self == bench else None)
     row = all.markdown().partition(headline.name)[2].partition("\n")[0]
     assert ("| 99 (98.5 to 99.5) |" in row and "| yes |" in row) is not is_outdated
+    wanted = {} if is_outdated else {headline.unit: [Point(headline.name, 99.0, [98.5, 99.5], 98.0, True)]}
+    assert all.panels() == wanted
 
 
 STORED = {name: whole for name, bench in BENCHES.items() if "made" in (whole := bench.stored() or {})}
