@@ -190,7 +190,7 @@ SECTIONS: dict[str, tuple[Bench, ...]] = {
         Bench(
             "reward_kills",
             "Do killed verifiers, judges and environments cause wrong rewards?",
-            "{kills} faults, {wrong_rewards} wrong rewards in {responses_checked:,} responses",
+            "{kills} faults, {wrong_rewards} wrong rewards in {responses_checked:,} responses, {lost} group lost",
             ("actor/rewards", "actor/environments"),
         ),
         Bench(
