@@ -25,7 +25,9 @@ class Evidence:
     payloads: Mapping[str, bytes]
     """The last group that came for each ticket."""
     tickets: Mapping[str, str]
-    """Each ticket's state at the end."""
+    """Each ticket's state at the end, of those whose ids the store still has."""
+    num_forgotten: int = 0
+    """Acknowledged tickets that the store only counts."""
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -94,7 +96,9 @@ def audit(evidence: Evidence, characters: Characters) -> Verdict:
     twice = [ticket for ticket, count in collections.Counter(trained).items() if count > 1]
     lost = [t for t, state in evidence.tickets.items() if state == "acknowledged" and t not in set(trained)]
     verdict = Verdict(num_updates=len(evidence.rows), num_groups=len(set(trained)))
-    verdict.trained_twice, verdict.lost = len(twice), len(lost)
+    forgotten = set(trained) - evidence.tickets.keys()
+    verdict.trained_twice = len(twice)
+    verdict.lost = len(lost) + max(0, evidence.num_forgotten - len(forgotten))
     verdict.examples += [f"trained twice: {t}" for t in twice[:3]] + [f"lost: {t}" for t in lost[:3]]
     means: dict[str, float] = {}
     for ticket in dict.fromkeys(trained):

@@ -170,10 +170,13 @@ def run(folder: pathlib.Path, *, seed: int, minutes: float) -> Outcome:
     orphans = [str(process.pid) for process in killer.seen if status(process) not in gone]
     orphans += [f"{m.pid} {m.title}" for m in kill_leftovers(lambda mark: mark.startswith(run_tag(run_folder)))]
     tickets, rows = ticket_states(store), job.rows("step")
+    forgotten = num_forgotten(store)
     payloads = {ticket: payload for _, ticket, payload in recorded_groups(store)}
     log = "".join(p.read_text(errors="replace") for p in sorted((run_folder / "logs").glob("actor*.log")))
     return Outcome(
-        verdict=audit(Evidence(rows=rows, payloads=payloads, tickets=tickets), Characters.read(model)),
+        verdict=audit(
+            Evidence(rows=rows, payloads=payloads, tickets=tickets, num_forgotten=forgotten), Characters.read(model)
+        ),
         kills=killer.done,
         missed=missed,
         updates_at_last_kill=before,
@@ -259,9 +262,15 @@ def recorded_groups(store: pathlib.Path, *, since_s: float = 0.0) -> list[tuple[
 
 
 def ticket_states(store: pathlib.Path) -> dict[str, str]:
-    """The state of each training ticket."""
+    """The state of each training ticket that is not forgotten."""
     with contextlib.closing(_open(store)) as db:
-        return dict(db.execute("SELECT id, state FROM tickets WHERE kind = 'train'"))
+        return dict(db.execute("SELECT id, state FROM tickets WHERE kind = 'train' AND fit <> ''"))
+
+
+def num_forgotten(store: pathlib.Path) -> int:
+    """How many acknowledged training tickets the store only counts, in a row without `fit`."""
+    with contextlib.closing(_open(store)) as db:
+        return db.execute("SELECT coalesce(sum(attempts), 0) FROM tickets WHERE kind = 'train' AND fit = ''").fetchone()[0]
 
 
 def _open(store: pathlib.Path) -> sqlite3.Connection:

@@ -133,6 +133,17 @@ def test_group_that_is_acknowledged_and_was_not_trained_is_lost_but_not_one_that
     assert found.lost == 1 and not found.is_clean
 
 
+@pytest.mark.parametrize(("num_forgotten", "lost"), [(0, 0), (1, 0), (2, 1)])
+def test_tickets_that_the_store_only_counts_are_lost_beyond_those_trained(num_forgotten: int, lost: int):
+    evidence = Evidence(
+        rows=[{"step": 1, "groups": ["1", "2"], "reward/mean": 0.0}],
+        payloads={},
+        tickets={"2": "acknowledged", "3": "open"},
+        num_forgotten=num_forgotten,
+    )
+    assert audit(evidence, CHARACTERS).lost == lost
+
+
 def test_mean_reward_of_the_learner_that_is_not_its_groups_is_found():
     evidence = Evidence(
         rows=[{"step": 1, "groups": ["1"], "reward/mean": 0.0}],
