@@ -7,6 +7,7 @@ Each of several learner hosts has a writer for its own blocks. All hosts seal a 
 is announced when all shards exist.
 """
 
+import contextlib
 import dataclasses
 import fcntl
 import os
@@ -187,14 +188,16 @@ class SnapshotWriter:
         """Closes the writer and deletes the folder unless it contains foreign files; readers keep their copies."""
         self.close()
         names = (MANIFEST, *self._files.all)
-        part_written = (path for name in names for path in self._folder.glob(f".{name}.*"))  # left by killed writers
-        for path in (*part_written, *(self._folder / name for name in names)):
-            path.unlink(missing_ok=True)
-        try:
-            self._folder.rmdir()
-        except OSError as e:  # the published files are deleted, so this is not a failure
-            if not any(self._folder.glob("writer*")):  # otherwise another host removes the folder
-                logging.warning("snapshot folder not deleted: %s", e)
+        part_written = tuple(f".{name}." for name in names)  # left by killed writers
+        with contextlib.suppress(FileNotFoundError):  # another host, closing at the same time, deleted the folder
+            for name in os.listdir(self._folder):
+                if name in names or name.startswith(part_written):
+                    (self._folder / name).unlink(missing_ok=True)
+            try:
+                self._folder.rmdir()
+            except OSError as e:  # the published files are deleted, so this is not a failure
+                if not any(name.startswith("writer") for name in os.listdir(self._folder)):  # else another host does it
+                    logging.warning("snapshot folder not deleted: %s", e)
 
     def close(self) -> None:
         """Releases the folder to the next writer; the announced snapshot stays."""

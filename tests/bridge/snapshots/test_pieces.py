@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import os
+import pathlib
 
 import numpy as np
 import pytest
@@ -142,3 +143,21 @@ def test_hosts_of_one_machine_remove_the_folder_together(tmp_path):
         assert (tmp_path / "snap").exists()
         writer.remove()
     assert not (tmp_path / "snap").exists()
+
+
+def test_folder_that_another_host_deletes_meanwhile_is_removed_without_an_error(tmp_path, monkeypatch, caplog):
+    hosts = HostWriters([tmp_path / "snap"] * 2)
+    hosts.publish(1)
+    rmdir = pathlib.Path.rmdir
+
+    def after_the_other_host(folder: pathlib.Path) -> None:
+        monkeypatch.undo()
+        try:
+            rmdir(folder)
+        finally:
+            hosts.writers[1].remove()
+
+    monkeypatch.setattr(pathlib.Path, "rmdir", after_the_other_host)
+    hosts.writers[0].remove()
+    hosts.writers[0].remove()
+    assert not (tmp_path / "snap").exists() and not caplog.text
