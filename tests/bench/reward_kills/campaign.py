@@ -269,8 +269,9 @@ def ticket_states(store: pathlib.Path) -> dict[str, str]:
 
 def num_forgotten(store: pathlib.Path) -> int:
     """How many acknowledged training tickets the store only counts, in a row without `fit`."""
+    query = "SELECT coalesce(sum(attempts), 0) FROM tickets WHERE kind = 'train' AND fit = ''"
     with contextlib.closing(_open(store)) as db:
-        return db.execute("SELECT coalesce(sum(attempts), 0) FROM tickets WHERE kind = 'train' AND fit = ''").fetchone()[0]
+        return db.execute(query).fetchone()[0]
 
 
 def _open(store: pathlib.Path) -> sqlite3.Connection:

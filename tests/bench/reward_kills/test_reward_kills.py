@@ -1,6 +1,7 @@
 """The bench of kills: its auditor finds what it is to find, and it runs."""
 
 import collections
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -14,8 +15,11 @@ import pytest
 
 from bridge import codec
 from bridge.rollout_types import Group, RewardScore, Rollout
+from bridge.store.open import SqliteStore
+from bridge.store.sql import ticket_rows
 from tests.bench.reward_kills import truth
 from tests.bench.reward_kills.audit import Characters, Evidence, Verdict, audit
+from tests.bench.reward_kills.campaign import num_forgotten, ticket_states
 from tests.bench.reward_kills.truth import EPISODE, JUDGE, NUM_TURNS, WORKER
 from tests.bridge.factories import make_group, make_rollout, make_ticket
 from tests.integration.support.processes import REPO
@@ -142,6 +146,21 @@ def test_tickets_that_the_store_only_counts_are_lost_beyond_those_trained(num_fo
         num_forgotten=num_forgotten,
     )
     assert audit(evidence, CHARACTERS).lost == lost
+
+
+def test_tickets_of_a_store_that_forgets_are_its_known_ones_and_a_number(tmp_path, monkeypatch):
+    monkeypatch.setattr(ticket_rows, "KEPT_ORDERS", 2)
+    path = tmp_path / "store.db"
+    with contextlib.closing(SqliteStore(path)) as store:
+        assert (ticket_states(path), num_forgotten(path)) == ({}, 0)
+        for order in range(8):
+            ticket = make_ticket(str(order), order=order)
+            store.put_tickets([ticket])
+            store.put_group(make_group(ticket))
+            store.acknowledge([ticket.id])
+        known = ticket_states(path)
+        assert num_forgotten(path) == 8 - len(known) > 0
+        assert known == {str(order): "acknowledged" for order in range(num_forgotten(path), 8)}
 
 
 def test_mean_reward_of_the_learner_that_is_not_its_groups_is_found():
