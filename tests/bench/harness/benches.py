@@ -155,6 +155,14 @@ SECTIONS: dict[str, tuple[Bench, ...]] = {
             LEARNING,
         ),
         Bench(
+            "word_problems",
+            "What does SmolLM2-135M-Instruct learn of word problems in two hours?",
+            "held-out reward {two_steps_base:.2f} on chains of two steps, {two_steps_supervised:.2f} after supervised "
+            "fine-tuning, then {two_steps_rl:.2f}; GSM-Symbolic {gsm_symbolic_base:.2f}, "
+            "{gsm_symbolic_supervised:.2f}, {gsm_symbolic_rl:.2f}",
+            (*LEARNING, "configs/recipes/gsm_smollm2.py", "configs/tasks/word_problems.py"),
+        ),
+        Bench(
             "together",
             "Do several processes and Ray learn what one process does?",
             "late reward {alone_reward_late:.3f} (one), {together_reward_late:.3f} (several), {ray_reward_late:.3f} "

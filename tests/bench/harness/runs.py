@@ -105,16 +105,25 @@ def run_job(
 
 
 def held_out_reward(arguments: Sequence[str], out: pathlib.Path, *, temperature: float = 1.0) -> float:
-    """Returns the mean reward of a model's responses to the held-out problems, one each.
+    """Returns the mean reward of a model's responses to the held-out problems, one each; else as `evaluate`."""
+    (one,) = evaluate([*arguments, "--prompts=heldout"], out, temperature=temperature)["sets"]
+    return reward_of(one)
 
-    `arguments`, of `launch.tools.evaluate`, name the model. Results in `out`, to whose name the temperature is added,
-    are taken from there if they exist.
+
+def evaluate(arguments: Sequence[str], out: pathlib.Path, *, temperature: float) -> dict[str, Any]:
+    """Returns the results of `launch.tools.evaluate`, whose arguments name the model and the sets; a response each.
+
+    Results in `out`, to whose name the temperature is added, are taken from there if they exist.
     """
     out = out.with_stem(f"{out.stem}-t{temperature:g}")
     if not out.exists():
-        command = [sys.executable, "-m", "launch.tools.evaluate", *arguments, "--prompts=heldout"]
+        command = [sys.executable, "-m", "launch.tools.evaluate", *arguments]
         subprocess.run([*command, f"--temperature={temperature}", f"--out={out}"], check=True)
-    (one,) = json.loads(out.read_text())["sets"]
+    return json.loads(out.read_text())
+
+
+def reward_of(one: Mapping[str, Any]) -> float:
+    """Returns the mean reward in the results of a set."""
     return one["metrics"]["avg@1"]["value"]
 
 
