@@ -1,30 +1,31 @@
-"""Compares the verdicts of `math` with two other verifiers on `tests/actor/rewards/verifiers/math_forms.jsonl`.
+"""Verdicts of `math` and of two other verifiers on forms of answers.
 
-`python -m tests.bench.math_forms --label after` judges all pairs and stores the verdicts of `math` under that label in
-tests/bench/results/math_forms.json, beside those of math-verify and of a verifier by normalized text. It writes
-math_forms.md there and prints one JSON line with the totals. A false reward costs 10, a missed right answer 1.
+    python -m tests.bench.math_forms
+
+The pairs of a gold answer and a response (`tests/actor/rewards/verifiers/math_forms.jsonl`) were judged by hand before
+`math` was written for them. `library` is math-verify, `verify(parse(gold), parse(response))`; `library, $` has the gold
+answer in `$`; `text` compares the last box as normalized text, as many trainers do by default. A false reward costs 10,
+a missed right answer 1.
 """
 
-import argparse
 import asyncio
 import collections
 import functools
-import json
 import re
-import subprocess
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import math_verify
+from absl import app
 
 from actor.rewards.types import Response
 from actor.rewards.verifier_pool import COMMAND, VerifierError, VerifierPool
 from bridge.rollout_types import Task
 from tests.actor.rewards.verifiers import math_agreement, math_forms
+from tests.bench.harness import page, result
 
-RESULTS = Path(__file__).with_name("results") / "math_forms.json"
 COST_OF_FALSE_REWARD = 10
+COLUMNS = {"verifier": "{name}", "false rewards": "{false_rewards}", "missed": "{missed}", "cost": "{cost}"}
 
 
 def by_library(pairs: Sequence[Mapping[str, Any]], mark: str = "") -> list[int]:
@@ -86,62 +87,61 @@ def _normalized(text: str) -> str:
     return re.sub(r"^[a-z]=", "", text).rstrip(".")
 
 
-def page(pairs: Sequence[Mapping[str, Any]], stored: Mapping[str, Any]) -> str:
-    """Returns the page: cost by verifier, false rewards and misses by kind, and the pairs on which verdicts differ."""
-    names = list(stored["verdicts"])
-    num_wrong = sum(not one["is_right"] for one in pairs)
-    rows = [
-        "# Verdicts on forms of answers",
-        "",
-        f"{len(pairs)} pairs (tests/actor/rewards/verifiers/math_forms.jsonl), {num_wrong} wrong, judged by hand",
-        f"before `math` was changed. `before` and `after` are `math` (commits: {stored['commits']}). `library` is",
-        "math-verify, `verify(parse(gold), parse(response))`; `library, $` has the gold answer in `$`; `text`",
-        "compares the last box as normalized text. Made by `python -m tests.bench.math_forms`. A false reward",
-        "costs 10, a missed right answer 1.",
-        "",
-    ]
-    rows += ["| verifier | false rewards | missed | cost |", "|---|---|---|---|"]
-    for name in names:
-        rows.append("| {} | {false_rewards} | {missed} | {cost} |".format(name, **stored["totals"][name]))
-    rows += ["", "False rewards + missed, by kind:", ""]
-    rows += [f"| kind | pairs | {' | '.join(names)} |", "|---|---|" + "---|" * len(names)]
+JUDGES: Mapping[str, Callable[[Sequence[Mapping[str, Any]]], list[int]]] = {
+    "math": by_math,
+    "library": by_library,
+    "library, $": functools.partial(by_library, mark="$"),
+    "text": by_text,
+}
+
+
+def by_kind(pairs: Sequence[Mapping[str, Any]], verdicts: Mapping[str, Sequence[int]]) -> str:
+    """Returns the table of false rewards + missed answers by kind of answer and verifier."""
+    rows: list[dict[str, Any]] = []
     for kind, count in collections.Counter(one["kind"] for one in pairs).items():
         chosen = [i for i, one in enumerate(pairs) if one["kind"] == kind]
-        cells = []
-        for name in names:
-            t = totals([pairs[i] for i in chosen], [stored["verdicts"][name][i] for i in chosen])
-            cells.append(f"{t['false_rewards']} + {t['missed']}")
-        rows.append(f"| {kind} | {count} | {' | '.join(cells)} |")
-    rows += ["", "Pairs on which not all are right (1: reward):", ""]
-    rows += [
-        f"| pair | gold answer | response | right | {' | '.join(names)} |",
-        "|---|---|---|---|" + "---|" * len(names),
+        found = {n: totals([pairs[i] for i in chosen], [said[i] for i in chosen]) for n, said in verdicts.items()}
+        cells = {name: "{false_rewards} + {missed}".format(**total) for name, total in found.items()}
+        rows.append({"kind": kind, "pairs": count, **cells})
+    return page.table({name: f"{{{name}}}" for name in ("kind", "pairs", *verdicts)}, rows)
+
+
+def wrong(pairs: Sequence[Mapping[str, Any]], verdicts: Sequence[int]) -> str:
+    """Returns the table of the pairs that are judged wrongly."""
+    rows = [
+        {
+            "pair": one["id"],
+            "gold answer": math_agreement.code(one["gold"]),
+            "response": math_agreement.code(one["response"]),
+            "right": one["is_right"],
+        }
+        for one, verdict in zip(pairs, verdicts, strict=True)
+        if verdict != int(one["is_right"])
     ]
-    for i, one in enumerate(pairs):
-        said = [stored["verdicts"][name][i] for name in names]
-        if any(v != int(one["is_right"]) for v in said):
-            cells = [one["id"], *map(math_agreement.code, (one["gold"], one["response"])), int(one["is_right"]), *said]
-            rows.append(f"| {' | '.join(map(str, cells))} |")
-    return "\n".join(rows) + "\n"
+    return page.table({name: f"{{{name}}}" for name in ("pair", "gold answer", "response", "right")}, rows)
 
 
-def main() -> None:
-    """Judges, stores and prints the totals."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--label", default="after", help="Name of the verdicts of `math`: before or after.")
-    label = parser.parse_args().label
+def main(argv: list[str]) -> None:
+    """Judges all pairs, writes the results, prints the JSON line."""
+    del argv
     pairs = math_forms.pairs()
-    stored = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"commits": {}, "verdicts": {}}
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
-    stored["commits"][label] = commit.stdout.strip()
-    judges: dict[str, Callable[[Sequence[Mapping[str, Any]]], list[int]]] = {label: by_math}
-    judges |= {"library": by_library, "library, $": functools.partial(by_library, mark="$"), "text": by_text}
-    stored["verdicts"] |= {name: judge(pairs) for name, judge in judges.items()}
-    stored["totals"] = {name: totals(pairs, verdicts) for name, verdicts in stored["verdicts"].items()}
-    RESULTS.write_text(json.dumps(stored) + "\n")
-    RESULTS.with_suffix(".md").write_text(page(pairs, stored))
-    print(json.dumps(stored["totals"]))
+    verdicts = {name: judge(pairs) for name, judge in JUDGES.items()}
+    found = {name: totals(pairs, said) for name, said in verdicts.items()}
+    values = {f"{key}_{name.replace(', $', '_marked')}": n for name, t in found.items() for key, n in t.items()}
+    result.finish(
+        "math_forms",
+        __doc__,
+        values={"pairs": len(pairs), "wrong_pairs": sum(not one["is_right"] for one in pairs), **values},
+        aims={"cost_math": result.at_most(min(found["library"]["cost"], found["text"]["cost"]), "the other verifiers")},
+        rows=[{"name": name, **total} for name, total in found.items()],
+        columns=COLUMNS,
+        notes=[
+            f"False rewards + missed answers, by kind:\n\n{by_kind(pairs, verdicts)}",
+            f"Pairs that `math` judges wrongly:\n\n{wrong(pairs, verdicts['math'])}",
+        ],
+        beside="the verifiers alone",
+    )
 
 
 if __name__ == "__main__":
-    main()
+    app.run(main)

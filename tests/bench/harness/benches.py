@@ -216,10 +216,10 @@ SECTIONS: dict[str, tuple[Bench, ...]] = {
         ),
         Bench(
             "math_forms",
-            "Does `math` judge 934 answer pairs correctly?",
-            "1 false reward, 1 missed answer",
-            ("actor/rewards/verifiers",),
-            made="2026-11-26, 6916183b",
+            "Does `math` judge forms of answers correctly?",
+            "{false_rewards_math} false reward and {missed_math} missed answer in {pairs} pairs; math-verify "
+            "{false_rewards_library} and {missed_library}",
+            ("actor/rewards/verifiers", "tests/actor/rewards/verifiers/math_forms.py"),
         ),
     ),
     "Components": (
