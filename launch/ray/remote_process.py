@@ -15,9 +15,12 @@ from bridge.liveness import Activity
 from configs.custom_functions import first_line
 from launch.ray.node_agent import ProcessStatus
 from launch.supervision.backend import NodeLostError
-from launch.supervision.child import END_S, SAID, PhaseLog, name_of, telling_line
+from launch.supervision.child import SAID, PhaseLog, name_of, telling_line
+from launch.supervision.process_tree import EXIT_S
 
 LOOK_EVERY_S = 0.5
+_ANSWER_S = EXIT_S + 30.0
+"""Timeout of a call to a node, which may wait for a killed process to exit, in seconds."""
 _LOST = -9
 """Exit code assigned to a process whose node or agent is gone."""
 _WAITING = ProcessStatus(None, 0, Activity.STARTING, "", b"")
@@ -189,7 +192,7 @@ class RemoteProcess:
         if isinstance(error, ray.exceptions.RayTaskError):  # the agent lives and must clean up its node
             self._lost = f"its node failed ({first_line(error.cause)[:120]})"
             with contextlib.suppress(ray.exceptions.RayError):
-                ray.get(self._node_agent.close.remote(), timeout=END_S)
+                ray.get(self._node_agent.close.remote(), timeout=_ANSWER_S)
         else:
             self._lost = f"lost its node or its node agent ({first_line(error)[:120]})"
         self._keep(f"{self.name}: {self._lost}\n".encode())
@@ -199,11 +202,11 @@ class RemoteProcess:
     def _call(self, answer: Any) -> None:
         """Waits for a reply; a dead agent counts as done."""
         try:
-            ray.get(answer, timeout=END_S)
+            ray.get(answer, timeout=_ANSWER_S)
         except ray.exceptions.RayActorError as e:
             self._lose(e)
         except ray.exceptions.GetTimeoutError:
-            raise TimeoutError(f"no answer from the node of {self.name} within {END_S:.0f} s") from None
+            raise TimeoutError(f"no answer from the node of {self.name} within {_ANSWER_S:.0f} s") from None
 
     def _leave(self) -> None:
         if self._node_agent is not None:

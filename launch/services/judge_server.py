@@ -79,7 +79,7 @@ HOST = "127.0.0.1"
 _LOOK_S = 0.2
 _BACKOFF_S = 1.0
 _HEALTH_S = 5.0
-_END_S, _KILLED_S = 15.0, 30.0
+_END_S = 15.0
 _NO_PROXIES = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
@@ -262,8 +262,8 @@ class JudgeService:
     def _kill(self) -> None:
         """Sends SIGKILL to the process group and waits for its exit; logs an error if a process survives."""
         try:
-            process_tree.end_group(self._process.pid, deadline_s=_KILLED_S)
-            self._process.wait(_KILLED_S)
+            process_tree.end_group(self._process.pid)
+            self._process.wait(process_tree.EXIT_S)
         except (OSError, subprocess.TimeoutExpired) as e:
             logging.error("judge not killed error=%r", str(e))
 

@@ -14,8 +14,8 @@ from typing import IO
 from bridge.liveness import FD_VARIABLE, Activity, Liveness, read_phase
 from configs import custom_functions
 from launch.supervision.hang_detector import HangDetector, HangTimeouts
+from launch.supervision.process_tree import EXIT_S, kill_leftovers
 from launch.supervision.process_tree import environment as lifeline
-from launch.supervision.process_tree import kill_leftovers
 
 _MAX_BYTES = 1 << 20
 """Maximum bytes parsed per read; only the end of a longer piece is parsed."""
@@ -55,8 +55,6 @@ class PhaseLog:
             self._phase = self._phase if said is None else said
 
 
-END_S = 30.0
-"""Timeout for a killed process to disappear, in seconds."""
 _LOOK_S = 0.05
 SAID = {Activity.STARTING: "starting", Activity.WAITING: "waiting", Activity.NO_ACTORS: "waiting, no live actor"}
 
@@ -188,11 +186,11 @@ class Child:
         if self._process is not None and self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGKILL)
             try:
-                self._process.wait(END_S)
+                self._process.wait(EXIT_S)
             except subprocess.TimeoutExpired:
                 raise TimeoutError(f"{self.name} (pid {self.pid}) did not exit after SIGKILL") from None
         if self._mark:
-            kill_leftovers(lambda mark: mark == self._mark, deadline_s=END_S)
+            kill_leftovers(lambda mark: mark == self._mark)
 
     def describe(self) -> str:
         """Returns a short status: exit code, or pid, restarts and phase."""

@@ -42,6 +42,8 @@ _KEEP_ENVIRONMENT = "SPT_NOENV"
 _PROC = pathlib.Path("/proc")
 _GROUP, _NUM_THREADS = 2, 17
 """Indices in the fields of `_stat`."""
+EXIT_S = 120.0
+"""Timeout for killed processes to exit, in seconds. The kernel releases large memory slowly on busy cores."""
 _EXEC_S = 5.0
 """Timeout in seconds for a process to show its environment after exec; usually microseconds, more on busy cores."""
 
@@ -71,7 +73,7 @@ class TaggedProcess:
     title: str
 
 
-def kill_leftovers(is_ours: Callable[[str], bool], *, deadline_s: float = 30.0) -> list[TaggedProcess]:
+def kill_leftovers(is_ours: Callable[[str], bool], *, deadline_s: float = EXIT_S) -> list[TaggedProcess]:
     """Kills every process whose mark is ours, waits until all have exited, and returns them.
 
     The mark is in the process's initial environment, as shown by the kernel. It is read again after opening a pidfd, so
@@ -88,7 +90,7 @@ def kill_leftovers(is_ours: Callable[[str], bool], *, deadline_s: float = 30.0) 
     return ended
 
 
-def end_group(group: int, *, deadline_s: float = 30.0) -> None:
+def end_group(group: int, *, deadline_s: float = EXIT_S) -> None:
     """Kills every process of a process group and waits until all have exited, regardless of their parent.
 
     Raises TimeoutError if one is still alive after `deadline_s`.

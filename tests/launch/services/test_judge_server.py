@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import functools
 import json
 import os
 import signal
@@ -85,7 +86,7 @@ def test_judge_is_started_asked_with_its_key_and_ended_with_all_it_started(tmp_p
 
 def test_judge_that_does_not_end_is_said_and_not_waited_for_for_ever(tmp_path, monkeypatch, caplog):
     with closing(start(tmp_path, "serve")) as service, monkeypatch.context() as patched:
-        patched.setattr(judge_server, "_KILLED_S", 0.0)
+        patched.setattr(process_tree, "end_group", functools.partial(process_tree.end_group, deadline_s=0.0))
         patched.setattr(process_tree.os, "killpg", lambda *_: None)
         patched.setattr(process_tree.signal, "pidfd_send_signal", lambda *_: None)
         service._kill()
