@@ -3,8 +3,9 @@
     python -m tests.bench.schedules [--schedules 1300] [--seed 0] [--small]
 
 Each schedule draws a configuration (rounds, frontier, windows with an async ratio or a lag bound, whole groups and
-single samples, races, filters, ring buffers, ESS stops), and runs 8 updates of it (`world.py`). Last come the tokens
-that whole simulated runs waste at alpha 1, 2 and 4, on the stored profile of `tests.bench.async_ratio`.
+single samples, races, filters, ring buffers, ESS stops), and runs 8 updates of it (`tests/bench/schedules/world.py`).
+Last come the tokens that whole simulated runs waste at alpha 1, 2 and 4, on the stored profile of
+`tests.bench.async_ratio`.
 """
 
 import dataclasses

@@ -50,7 +50,7 @@ class Findings:
     """Trained after an actor of them was fenced."""
     stood_still: int = 0
     stale_groups: int = 0
-    """Dropped as stale."""
+    """Dropped as stale, where no other prompt of a race can take their place."""
     doomed_restarts: int = 0
     """Samples restarted although a stale one of their ticket had ended, so that the group would be dropped."""
     restarts: int = 0
@@ -273,7 +273,8 @@ class World:
 
     def _book_drops(self) -> None:
         dropped = self.stream.group_filter.dropped
-        self.findings.stale_groups += dropped["stale"]
+        if self.config.rounds.overprovision_prompts == 1:
+            self.findings.stale_groups += dropped["stale"]
         self.findings.dropped += sum(dropped.values())
 
     def _look_at_the_end(self) -> None:
