@@ -156,10 +156,10 @@ SECTIONS: dict[str, tuple[Bench, ...]] = {
         ),
         Bench(
             "word_problems",
-            "What does SmolLM2-135M-Instruct learn of word problems in two hours?",
-            "held-out reward {two_steps_base:.2f} on chains of two steps, {two_steps_supervised:.2f} after supervised "
-            "fine-tuning, then {two_steps_rl:.2f}; GSM-Symbolic {gsm_symbolic_base:.2f}, "
-            "{gsm_symbolic_supervised:.2f}, {gsm_symbolic_rl:.2f}",
+            "Does SmolLM2-135M-Instruct learn word problems?",
+            "held-out reward on two steps {two_steps_base:.2f}, {two_steps_supervised:.2f} (supervised), "
+            "{two_steps_rl:.2f}; GSM-Symbolic {gsm_symbolic_base:.2f}, {gsm_symbolic_supervised:.2f}, "
+            "{gsm_symbolic_rl:.2f}",
             (*LEARNING, "configs/recipes/gsm_smollm2.py", "configs/tasks/word_problems.py"),
         ),
         Bench(
