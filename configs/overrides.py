@@ -48,16 +48,21 @@ def split_argv(argv: Sequence[str]) -> tuple[list[str], dict[str, str], list[str
     return rest, overrides, list(dict.fromkeys(repeated))
 
 
-def load_preset(preset: str, *, opened: tuple[pathlib.Path, ...] = ()) -> Config:
+def load_preset(preset: str) -> Config:
     """Returns the config of a preset, a recipe or a file.
 
     `NAME:ARGUMENT` passes a size, model or schedule to the preset. `FILE.py:ARGUMENT` passes it to the file's
     `get_config()`. `FILE.json` has the format of `to_json`, and `FILE.toml` that of `toml_config`; `FILE.toml:PRESET`
-    replaces the file's preset. `opened` are TOML files whose presets lead to this one.
+    replaces the file's preset.
 
     Raises ValueError if the preset or file does not exist (the error names similar presets, or all of them), has no
     `get_config`, fails, or returns no Config.
     """
+    return _load(preset, ())
+
+
+def _load(preset: str, opened: tuple[pathlib.Path, ...]) -> Config:
+    """Returns the config of a preset; `opened` are TOML files whose presets lead to it."""
     name, _, argument = preset.partition(":")
     if (shipped := _shipped(name)) is not None:
         try:
@@ -139,7 +144,7 @@ def _load_toml(file: pathlib.Path, preset: str, opened: tuple[pathlib.Path, ...]
     if chain[-1] in opened:
         raise ValueError(f"{' -> '.join(map(str, chain))}: the preset of {file} leads back to it")
     name = preset or own
-    base = load_preset(name, opened=chain) if name else Config(preset=file.stem)
+    base = _load(name, chain) if name else Config(preset=file.stem)
     try:
         return from_dict(toml_config.merged(dataclasses.asdict(base), _with_none(tables)))
     except ValueError as e:
